@@ -1,0 +1,59 @@
+# make demo | test | lint | bench: each does everything from a bare clone, and skips what is done.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test lint bench setup system
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   prepare the embedded data set and draw a training batch"
+	@echo "make test   lint, then every test"
+	@echo "make lint   ruff, mypy, import rules"
+	@echo "make bench  every figure of the README (QUICK=1 for a fast look)"
+
+demo: setup
+	$(BIN)/dps prepare digits data/digits
+	$(BIN)/dps preview digits --out data/digits/preview.png
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy dps_dist $(wildcard tune/*.py)
+	$(BIN)/lint-imports
+
+bench: setup
+	set -e; for script in benchmarks/*.py; do $(BIN)/python $$script $(if $(QUICK),--quick); done
+
+setup: system $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+# What FFCV compiles against, and what a virtual environment needs: installed only where it is missing.
+system:
+	@missing=""; \
+	command -v g++ >/dev/null || missing="$$missing g++"; \
+	command -v pkg-config >/dev/null || missing="$$missing pkg-config"; \
+	pkg-config --exists libturbojpeg 2>/dev/null || missing="$$missing libturbojpeg0-dev"; \
+	pkg-config --exists opencv4 2>/dev/null || missing="$$missing libopencv-dev"; \
+	command -v $(PYTHON) >/dev/null || missing="$$missing python3"; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	$(PYTHON) -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null || missing="$$missing python3-dev"; \
+	if [ -n "$$missing" ]; then \
+	  if ! command -v apt-get >/dev/null; then \
+	    echo "make: this machine lacks$$missing (Debian's names): install them, then run make again" >&2; exit 1; \
+	  elif [ "$$(id -u)" = 0 ]; then as=""; \
+	  elif command -v sudo >/dev/null && sudo -v; then as="sudo"; \
+	  else echo "make: this machine lacks$$missing and you are neither root nor allowed sudo: ask its administrator to run 'apt-get install$$missing', then run make again" >&2; exit 1; fi; \
+	  echo "installing$$missing"; \
+	  $$as apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is older than 3.11: install a newer one and run make PYTHON=python3.12 (or its path)" >&2; exit 1; }

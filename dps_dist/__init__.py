@@ -1,0 +1,1 @@
+"""Deep Probabilistic Supervision at scale."""

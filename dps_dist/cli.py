@@ -1,0 +1,203 @@
+"""`dps`: the command line. A command says what it does and hands over; heavy imports wait."""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dps_dist import recipes
+from dps_dist.errors import InputError
+
+app = typer.Typer(
+    name="dps",
+    help="Train image classifiers whose targets are learned per sample.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+console = Console(highlight=False)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Override a field of the recipe; may be repeated."),
+]
+
+
+def _examples(*lines: str) -> str:
+    return "Examples:\n\n" + "\n\n".join(f"  {line}" for line in lines)
+
+
+@app.command(
+    epilog=_examples(
+        "dps prepare digits data/digits",
+        "dps prepare cifar10 data/cifar10 --from downloads",
+        "dps prepare imagefolder data/imagenet --from /datasets/imagenet",
+    )
+)
+def prepare(
+    source: Annotated[str, typer.Argument(help="The kind of data set; `dps sources` lists them.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the .beton files and their manifests.")],
+    root: Annotated[
+        Path | None, typer.Option("--from", help="Folder that holds the original data set.")
+    ] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(help="Only this split; may be repeated. Default: all.")
+    ] = None,
+    mode: Annotated[
+        Literal["auto", "raw", "jpeg", "mixed"],
+        typer.Option(help="Pixels, JPEG or some of each. auto: mixed for folders, else raw."),
+    ] = "auto",
+    max_side: Annotated[int, typer.Option(help="Shrink larger images to this; 0: never.")] = 500,
+    jpeg_share: Annotated[float, typer.Option(help="mixed: share of images kept as JPEG.")] = 0.5,
+    quality: Annotated[int, typer.Option(help="JPEG quality.")] = 90,
+    skip_bad: Annotated[bool, typer.Option(help="Leave unreadable images out.")] = False,
+    force: Annotated[bool, typer.Option(help="Write again what is there.")] = False,
+    workers: Annotated[int, typer.Option(help="Writing processes; 0: one a core.")] = 0,
+) -> None:
+    """Turn a data set into .beton files, once, for all later runs."""
+    from dps_dist.data.sources import open_source, source_splits
+    from dps_dist.data.write import ImageOptions, write_split
+
+    folders_of_images = source in ("imagefolder", "tinyimagenet")
+    stored = mode if mode != "auto" else "mixed" if folders_of_images else "raw"
+    options = ImageOptions(stored, max_side, jpeg_share, quality)
+    prepared = {"source": source, "root": str(root.absolute()) if root else None}
+    opened = {s: open_source(source, root, s) for s in split or source_splits(source, root)}
+    for name, images in opened.items():
+        write_split(
+            images,
+            out,
+            name,
+            prepared,
+            options,
+            skip_bad=skip_bad,
+            force=force,
+            workers=workers,
+            say=lambda line: console.print(line, soft_wrap=True),
+        )
+
+
+@app.command()
+def sources() -> None:
+    """List the kinds of data set that `dps prepare` reads."""
+    from dps_dist.data.sources import SOURCES
+
+    table = Table("source", "what it reads", box=None, header_style="bold")
+    for name, spec in SOURCES.items():
+        table.add_row(name, spec.description)
+    console.print(table)
+
+
+@app.command(epilog=_examples("dps preview digits", "dps preview my.yaml --set augment.pad=8"))
+def preview(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or file.")] = recipes.DEFAULT,
+    settings: Settings = None,
+    epoch: Annotated[int, typer.Option(min=0, help="As the images look in this epoch.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where to write the picture.")] = Path("preview.png"),
+) -> None:
+    """Draw the first training batch as the model will be shown it: crops, flips, noisy labels."""
+    from dps_dist.data import manifest as manifests
+    from dps_dist.data.loader import resolution_at, train_loader
+    from dps_dist.data.order import EpochOrder
+    from dps_dist.data.preview import sheet
+
+    config = recipes.load(recipe, settings or ())
+    manifest = manifests.read(config.data.path, "train")
+    loader = train_loader(config, manifest)
+    shown = min(config.data.batch_size, 64, len(manifest))
+    order = EpochOrder(
+        len(manifest), shown, seed=config.train.seed, epoch=epoch, shuffle=config.data.shuffle
+    )
+    batches = loader.epoch(order, resolution=resolution_at(config.data, epoch))
+    batch = next(batches)
+    batches.close()
+    sheet(batch, config.data, manifest).save(out)
+    side = batch.images.shape[-1]
+    console.print(
+        f"{manifest.beton}: {len(manifest):,} images, {manifest.num_classes} classes; "
+        f"the first {shown} of epoch {epoch} at {side}×{side} are drawn in {out}",
+        soft_wrap=True,
+    )
+
+
+@app.command(
+    name="recipes",
+    epilog=_examples("dps recipes", "dps recipes show digits --set data.batch_size=128"),
+)
+def recipes_(
+    action: Annotated[Literal["list", "show"], typer.Argument(help="What to do.")] = "list",
+    name: Annotated[str, typer.Argument(help="show: the recipe's name or file.")] = recipes.DEFAULT,
+    settings: Settings = None,
+) -> None:
+    """List the recipes, or show one with every field resolved."""
+    if action == "show":
+        typer.echo(recipes.as_yaml(recipes.load(name, settings or ())), nl=False)
+        return
+    table = Table("recipe", "what it is", box=None, header_style="bold")
+    for known in recipes.names():
+        table.add_row(known, recipes.description(known))
+    console.print(table)
+
+
+@app.command(epilog=_examples("dps doctor", "dps doctor --data data/imagenet"))
+def doctor(
+    data: Annotated[
+        Path | None, typer.Option(help="Also check every byte of this prepared folder.")
+    ] = None,
+) -> None:
+    """Say whether this machine is fit to run, and what to do where it is not."""
+    from dps_dist.launch.doctor import examine
+
+    marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]bad[/]"}
+    table = Table("", "what", "found", "what to do", box=None, header_style="bold")
+    findings = []
+    with console.status("looking"):
+        for finding in examine(data or Path()):
+            findings.append(finding)
+            table.add_row(marks[finding.state], finding.what, finding.found, finding.remedy)
+    console.print(table)
+    if data is not None:
+        _check_bytes(data)
+    if any(finding.state == "bad" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _check_bytes(folder: Path) -> None:
+    from rich.progress import Progress
+
+    from dps_dist.data import manifest as manifests
+
+    betons = sorted(folder.glob("*.beton"))
+    if not betons:
+        raise InputError(f"{folder} holds no .beton: run `dps prepare SOURCE {folder}` first")
+    with Progress(console=console) as progress:
+        for beton in betons:
+            expected = manifests.read(folder, beton.stem).checksum
+            task = progress.add_task(beton.name, total=beton.stat().st_size)
+            found = manifests.checksum(beton, partial(progress.advance, task))
+            if found != expected:
+                raise InputError(
+                    f"{beton} is damaged, its checksum differs from its manifest's: "
+                    "run `dps prepare` again with --force"
+                )
+    console.print(f"{folder}: {len(betons)} files whole")
+
+
+def main() -> None:
+    """The `dps` command: a user's mistake is one sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except InputError as error:
+        print(f"dps: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("dps: stopped", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"dps: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(2)

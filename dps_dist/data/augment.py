@@ -1,0 +1,131 @@
+"""Batch-level augmentation: CutMix, CutOut, MixUp, strong views, and the half-batch split.
+
+Pure functions of their inputs and a generator that `generator(seed, epoch, step)` makes; the loader
+has done the crops and flips before. Shapes: images [B, C, H, W], normalised.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from numpy.random import SeedSequence
+from torch import Tensor
+from torchvision.transforms import v2
+
+Channels = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Row b shows sample b with weight `lam` and sample `partner[b]` with weight 1 − lam."""
+
+    images: Tensor
+    partner: Tensor
+    lam: float
+
+    def mix(self, targets: Tensor) -> Tensor:
+        """The targets [B, K] mixed as the images are."""
+        return self.lam * targets + (1 - self.lam) * targets[self.partner]
+
+
+def generator(seed: int, epoch: int, step: int) -> torch.Generator:
+    """Randomness of one step, on the CPU: the same after a restart, on any device."""
+    state = SeedSequence([seed, epoch, step]).generate_state(1, "uint64")[0]
+    return torch.Generator().manual_seed(int(state >> 1))
+
+
+def half_split(batch_size: int) -> tuple[slice, slice]:
+    """(plain, augmented): DPS distils from the first half and augments the second."""
+    middle = -(-batch_size // 2)
+    return slice(0, middle), slice(middle, batch_size)
+
+
+def mixup(images: Tensor, alpha: float, random: torch.Generator) -> Mixed:
+    """λ·x + (1−λ)·x[partner], λ ~ Beta(alpha, alpha)."""
+    lam = beta(alpha, random)
+    partner = _partner(images, random)
+    return Mixed(images * lam + images[partner] * (1 - lam), partner, lam)
+
+
+def cutmix(images: Tensor, alpha: float, random: torch.Generator) -> Mixed:
+    """A box of 1−λ of the area comes from the partner; λ ~ Beta(alpha, alpha), then the area left.
+
+    The box is centred anywhere and cut off at the border, so λ is counted again from its pixels.
+    """
+    height, width = images.shape[-2:]
+    side = math.sqrt(1 - beta(alpha, random))
+    rows = _interval(height, round(side * height), random)
+    columns = _interval(width, round(side * width), random)
+    partner = _partner(images, random)
+    mixed = images.clone(memory_format=torch.preserve_format)
+    mixed[..., rows, columns] = images[partner][..., rows, columns]
+    covered = (rows.stop - rows.start) * (columns.stop - columns.start)
+    return Mixed(mixed, partner, 1 - covered / (height * width))
+
+
+def cutout(images: Tensor, size: int, random: torch.Generator) -> Tensor:
+    """One zero square of `size` pixels in each image, centred anywhere, cut off at the border."""
+    height, width = images.shape[-2:]
+    keep = torch.ones(len(images), 1, height, width, dtype=images.dtype)
+    for image in keep:
+        rows, columns = _interval(height, size, random), _interval(width, size, random)
+        image[..., rows, columns] = 0
+    return images * keep.to(images.device, non_blocking=True)
+
+
+def strong_view(
+    images: Tensor,
+    mean: Channels,
+    std: Channels,
+    random: torch.Generator,
+    erase: float = 0.5,
+) -> Tensor:
+    """TrivialAugmentWide, then RandomErasing with probability `erase`, drawn for each image.
+
+    Both work on bytes: the normalisation is undone, which is exact, and done again.
+    """
+    transform = v2.Compose([v2.TrivialAugmentWide(), v2.RandomErasing(p=erase)])
+    pixels = denormalized(images, mean, std)
+    with torch.random.fork_rng(devices=[]):  # torchvision draws from the global state
+        torch.manual_seed(int(torch.randint(2**62, (), generator=random)))
+        strong = torch.stack([transform(image) for image in pixels])
+    return normalized(strong, mean, std)
+
+
+def normalized(pixels: Tensor, mean: Channels, std: Channels) -> Tensor:
+    """uint8 [B, 3, H, W] → float32 with about zero mean and unit deviation, channels_last."""
+    center, spread = _center_and_spread(mean, std, pixels.device)
+    images = pixels.to(torch.float32, memory_format=torch.channels_last)
+    return images.sub_(center).div_(spread)
+
+
+def denormalized(images: Tensor, mean: Channels, std: Channels) -> Tensor:
+    """Normalised images back to uint8, exactly."""
+    center, spread = _center_and_spread(mean, std, images.device)
+    return (images * spread).add_(center).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _center_and_spread(
+    mean: Channels, std: Channels, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    mean_, std_ = (torch.tensor(v, device=device).view(3, 1, 1) for v in (mean, std))
+    return 255 * mean_, 255 * std_
+
+
+def beta(alpha: float, random: torch.Generator) -> float:
+    """One draw from Beta(alpha, alpha)."""
+    if alpha <= 0:
+        raise ValueError(f"alpha is {alpha}: give more than 0, such as 1")
+    with torch.random.fork_rng(devices=[]):  # torch's distributions take no generator
+        torch.manual_seed(int(torch.randint(2**62, (), generator=random)))
+        return float(torch.distributions.Beta(alpha, alpha).sample())
+
+
+def _partner(images: Tensor, random: torch.Generator) -> Tensor:
+    return torch.randperm(len(images), generator=random).to(images.device, non_blocking=True)
+
+
+def _interval(length: int, size: int, random: torch.Generator) -> slice:
+    """`size` positions around a random centre, those inside 0..length."""
+    start = int(torch.randint(length, (), generator=random)) - size // 2
+    return slice(max(start, 0), min(start + size, length))

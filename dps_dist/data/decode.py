@@ -1,0 +1,248 @@
+"""An FFCV decoder whose crops and flips depend only on (seed, epoch, sample, view).
+
+FFCV's own random operations draw from per-thread state; ours hash a counter, so a sample looks the
+same in epoch e on one thread or eight, on one rank or sixty-four, before and after a restart.
+`loader.py` puts it at the head of the image pipeline.
+"""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from ffcv.fields.rgb_image import IMAGE_MODES, SimpleRGBImageDecoder
+from ffcv.libffcv import ctypes_imdecode, ctypes_resize
+from ffcv.pipeline.allocation_query import AllocationQuery
+from ffcv.pipeline.compiler import Compiler
+from ffcv.pipeline.state import State
+from numba import carray, get_thread_id, njit, types
+from numba import config as numba_config
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+from PIL import Image
+
+# Slots of the little array that Python and the compiled loop share.
+EPOCH, BROKEN = 0, 1
+NONE_BROKEN = np.iinfo(np.int64).max
+
+_KINDS = ("resized", "pad", "center")
+_RESIZED, _PAD = 0, 1
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31, _S11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(11)
+_UNIT = 2.0**-53
+
+
+@dataclass(frozen=True)
+class Crop:
+    """How a stored image becomes a square of `size` pixels.
+
+    resized: a random box of `scale` of the area and `ratio` of width to height, resized (ImageNet);
+    pad: the image moved by up to `pad` pixels over black (CIFAR; all stored at that size);
+    center: the middle box of `keep` of the shorter side, resized (evaluation).
+    """
+
+    kind: Literal["resized", "pad", "center"]
+    flip: bool = False
+    pad: int = 0
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    keep: float = 1.0
+
+
+@intrinsic
+def _pointer(typingctx: Any, address: Any) -> Any:
+    """An integer as a pointer: a closure's arrays are frozen when it is compiled, memory is not."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.uintp), codegen
+
+
+@njit(inline="always")
+def _mix(z: Any) -> Any:
+    """splitmix64's finaliser."""
+    z = (z ^ (z >> _S30)) * _MIX1
+    z = (z ^ (z >> _S27)) * _MIX2
+    return z ^ (z >> _S31)
+
+
+@njit(inline="always")
+def _key(seed: Any, epoch: Any, sample: Any, view: Any) -> Any:
+    key = _mix(np.uint64(seed) + _GOLDEN)
+    key = _mix(key ^ (np.uint64(epoch) + _GOLDEN))
+    key = _mix(key ^ (np.uint64(sample) + _GOLDEN))
+    return _mix(key ^ (np.uint64(view) + _GOLDEN))
+
+
+@njit(inline="always")
+def _uniform(key: Any, draw: int) -> Any:
+    """The draw-th uniform number in [0, 1) of a key."""
+    return np.float64(_mix(key + np.uint64(draw + 1) * _GOLDEN) >> _S11) * _UNIT
+
+
+@njit
+def _resized_box(key: Any, height: int, width: int, scale: Any, ratio: Any) -> Any:
+    """Torchvision's RandomResizedCrop: ten tries, then the middle; → top, left, height, width."""
+    log_low, log_high = np.log(ratio[0]), np.log(ratio[1])
+    for attempt in range(10):
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * _uniform(key, 4 * attempt + 1))
+        aspect = np.exp(log_low + (log_high - log_low) * _uniform(key, 4 * attempt + 2))
+        w, h = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top = int(_uniform(key, 4 * attempt + 3) * (height - h + 1))
+            left = int(_uniform(key, 4 * attempt + 4) * (width - w + 1))
+            return top, left, h, w
+    w, h = width, height
+    if width < height * ratio[0]:
+        h = min(height, round(w / ratio[0]))
+    elif width > height * ratio[1]:
+        w = min(width, round(h * ratio[1]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@njit
+def _mirror(image: Any) -> None:
+    height, width, channels = image.shape
+    for row in range(height):
+        for left in range(width // 2):
+            right = width - 1 - left
+            for channel in range(channels):
+                kept = image[row, left, channel]
+                image[row, left, channel] = image[row, right, channel]
+                image[row, right, channel] = kept
+
+
+@njit
+def _shifted(source: Any, down: int, right: int, out: Any) -> None:
+    """out[y, x] = source[y + down, x + right], black outside."""
+    height, width, channels = source.shape
+    for y in range(height):
+        for x in range(width):
+            inside = 0 <= y + down < height and 0 <= x + right < width
+            for channel in range(channels):
+                out[y, x, channel] = source[y + down, x + right, channel] if inside else 0
+
+
+@njit(nogil=True)
+def _decode_jpeg(stored: Any, height: int, width: int, out: Any) -> Any:
+    """Not 0 when the bytes are damaged."""
+    return ctypes_imdecode(
+        *(stored.ctypes.data, stored.size, height, width),
+        *(out.ctypes.data, height, width, 0, 0, 1, 1, False, False),
+    )
+
+
+@njit(nogil=True, error_model="numpy")
+def _cut(
+    image: Any,
+    out: Any,
+    key: Any,
+    kind: int,
+    flip: bool,
+    pad: int,
+    keep: float,
+    scale: Any,
+    ratio: Any,
+) -> None:
+    """One view of an image, by the draws of its key."""
+    height, width, _ = image.shape
+    if kind == _PAD:
+        down = int(_uniform(key, 1) * (2 * pad + 1)) - pad
+        right = int(_uniform(key, 2) * (2 * pad + 1)) - pad
+        _shifted(image, down, right, out)
+    else:
+        if kind == _RESIZED:
+            top, left, h, w = _resized_box(key, height, width, scale, ratio)
+        else:
+            h = w = max(1, int(keep * min(height, width)))
+            top, left = (height - h) // 2, (width - w) // 2
+        ctypes_resize(
+            *(0, image.ctypes.data, height, width, top, top + h, left, left + w),
+            *(out.ctypes.data, out.shape[0], out.shape[1]),
+        )
+    if flip and _uniform(key, 0) < 0.5:
+        _mirror(out)
+
+
+class KeyedDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
+    """Decodes each image once and cuts `views` crops from it: uint8 [batch, views, size, size, 3].
+
+    `size` may change between epochs without compiling again.
+    """
+
+    def __init__(self, crop: Crop, size: int, seed: int, views: int = 1) -> None:
+        super().__init__()
+        self.crop, self.size, self.seed, self.views = crop, size, seed, views
+        self.shared = np.array([0, NONE_BROKEN], np.int64)
+        self._scratch: NDArray[np.uint8] | None = None
+
+    def start_epoch(self, epoch: int, size: int) -> None:
+        self.size = size
+        self.shared[:] = epoch, NONE_BROKEN
+
+    @property
+    def broken_sample(self) -> int | None:
+        """A sample whose stored bytes could not be decoded since the epoch began."""
+        found = int(self.shared[BROKEN])
+        return None if found == NONE_BROKEN else found
+
+    def declare_state_and_memory(self, previous_state: State) -> tuple[State, AllocationQuery]:
+        shape = (self.views, self.size, self.size, 3)
+        dtype = np.dtype("u1")
+        state = replace(previous_state, jit_mode=True, shape=shape, dtype=dtype)
+        return state, AllocationQuery(shape, dtype)
+
+    def generate_code(self) -> Callable[..., Any]:
+        jpeg, read, threads = IMAGE_MODES["jpg"], self.memory_read, Compiler.get_iterator()
+        crop, seed, views = self.crop, self.seed, self.views
+        kind, flip, pad, keep = _KINDS.index(crop.kind), crop.flip, crop.pad, crop.keep
+        scale, ratio = np.array(crop.scale), np.array(crop.ratio)
+
+        # One decoding buffer a thread, not one a sample as FFCV's: it stays in the cache, and for
+        # a batch of 256 ImageNet photographs takes megabytes instead of a gigabyte.
+        largest = int(self.metadata["height"].max()) * int(self.metadata["width"].max()) * 3
+        if (
+            self._scratch is None
+        ):  # FFCV asks for the code again each epoch; compiled code keeps this
+            self._scratch = np.empty((numba_config.NUMBA_NUM_THREADS, largest), np.uint8)
+        scratch_shape, scratch_address = self._scratch.shape, self._scratch.ctypes.data
+        shared_address = self.shared.ctypes.data
+
+        def decode(batch_indices, destination, metadata, storage_state):  # type: ignore[no-untyped-def]
+            shared = carray(_pointer(shared_address), (2,), np.int64)
+            scratch = carray(_pointer(scratch_address), scratch_shape, np.uint8)
+            epoch = shared[EPOCH]
+            for row in threads(len(batch_indices)):
+                sample = batch_indices[row]
+                field = metadata[sample]
+                stored = read(field["data_ptr"], storage_state)
+                height, width = np.int64(field["height"]), np.int64(field["width"])
+                if field["mode"] == jpeg:
+                    pixels = scratch[get_thread_id()][: height * width * 3]
+                    if _decode_jpeg(stored, height, width, pixels) != 0:
+                        shared[BROKEN] = sample
+                else:
+                    pixels = stored
+                image = pixels.reshape(height, width, 3)
+                for view in range(views):
+                    key = _key(seed, epoch, sample, view)
+                    _cut(image, destination[row, view], key, kind, flip, pad, keep, scale, ratio)
+            return destination[: len(batch_indices)]
+
+        decode.is_parallel = True  # type: ignore[attr-defined]
+        return decode
+
+
+def decodes_jpeg() -> bool:
+    """Whether FFCV's library turns a JPEG into the right pixels, for `dps doctor`."""
+    picture = Image.new("RGB", (16, 16), (200, 100, 50))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=95)
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    stored = np.frombuffer(buffer.getvalue(), np.uint8)
+    failed = _decode_jpeg(stored, 16, 16, pixels)
+    return failed == 0 and bool(np.abs(pixels - np.array([200, 100, 50])).max() < 4)

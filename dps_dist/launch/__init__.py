@@ -1,0 +1,1 @@
+"""What starts and watches runs: Ray Train, telemetry, the machine's fitness."""

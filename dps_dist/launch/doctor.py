@@ -1,0 +1,156 @@
+"""Is this machine fit to run, and if not, what to do: the rows of `dps doctor`."""
+
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+State = Literal["ok", "note", "bad"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row: `note` can be lived with, `bad` cannot; remedy says what to do about either."""
+
+    what: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def examine(folder: Path) -> Iterator[Finding]:
+    """Every check, cheap ones first."""
+    for check in (_python, _memory, lambda: _disk(folder), _shared_memory, _open_files):
+        yield check()
+    for what, check in (
+        ("FFCV", _ffcv),
+        ("turbojpeg", _turbojpeg),
+        ("torch", _torch),
+        ("GPU", _gpu),
+        ("collectives", _collectives),
+        ("Ray", _ray),
+    ):
+        yield _guarded(what, check)
+
+
+def _guarded(what: str, check: Callable[[], Finding]) -> Finding:
+    """A check that fails in whatever way is a finding, not a traceback."""
+    try:
+        return check()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Finding(what, "bad", reason, "run `make setup`")
+
+
+def _python() -> Finding:
+    ok = sys.version_info >= (3, 11)
+    return Finding(
+        "Python",
+        "ok" if ok else "bad",
+        sys.version.split()[0],
+        "" if ok else "install 3.11 or newer",
+    )
+
+
+def _memory() -> Finding:
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable"):
+            free = int(line.split()[1]) * 1024
+    cores = len(os.sched_getaffinity(0))
+    ok = free > 2e9
+    return Finding(
+        "memory, cores",
+        "ok" if ok else "note",
+        f"{free / 1e9:.1f} GB free, {cores} cores",
+        "" if ok else "close other programs: Ray and two workers want about 2 GB",
+    )
+
+
+def _disk(folder: Path) -> Finding:
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    ok = free > 5e9
+    return Finding(
+        "disk",
+        "ok" if ok else "note",
+        f"{free / 1e9:.1f} GB free at {there}",
+        "" if ok else "ImageNet takes 100 to 350 GB as .beton; make room or work elsewhere",
+    )
+
+
+def _shared_memory() -> Finding:
+    size = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+    ok = size > 1e9
+    return Finding(
+        "/dev/shm",
+        "ok" if ok else "note",
+        f"{size / 1e9:.1f} GB",
+        "" if ok else "give a container more, such as --shm-size=8g: Ray's object store is there",
+    )
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ok = hard >= 4096
+    return Finding(
+        "open files",
+        "ok" if ok else "note",
+        f"{soft:,} (at most {hard:,})",
+        "" if ok else "raise the limit: ulimit -n 65536",
+    )
+
+
+def _ffcv() -> Finding:
+    import dps_dist.data.loader  # noqa: F401
+
+    return Finding("FFCV", "ok", version("ffcv"))
+
+
+def _turbojpeg() -> Finding:
+    from dps_dist.data.decode import decodes_jpeg
+
+    if decodes_jpeg():
+        return Finding("turbojpeg", "ok", "decodes a JPEG through FFCV")
+    return Finding("turbojpeg", "bad", "decodes a JPEG wrongly", "install libturbojpeg0-dev, FFCV")
+
+
+def _torch() -> Finding:
+    import torch
+    import torchvision
+
+    return Finding("torch", "ok", f"{torch.__version__}, torchvision {torchvision.__version__}")
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding("GPU", "note", "none", "training runs on the CPU: right for demos and tests")
+    names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+    return Finding("GPU", "ok", f"{torch.cuda.device_count()} × {', '.join(sorted(names))}")
+
+
+def _collectives() -> Finding:
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        return Finding("collectives", "bad", "no gloo in this torch", "run `make setup`")
+    if torch.cuda.is_available() and not dist.is_nccl_available():
+        return Finding("collectives", "bad", "GPUs but no NCCL", "install torch's CUDA build")
+    nccl = "NCCL, " if dist.is_nccl_available() else ""
+    return Finding("collectives", "ok", f"{nccl}gloo")
+
+
+def _ray() -> Finding:
+    import ray
+    import ray.train
+    import ray.tune
+
+    return Finding("Ray", "ok", ray.__version__)

@@ -1,0 +1,172 @@
+"""`dps` as it is typed: what it prints, and one sentence with exit code 2 for every mistake."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from dps_dist import recipes
+from dps_dist.cli import main
+from tests.conftest import write_photos
+
+
+@pytest.fixture
+def dps(monkeypatch, capfd, tmp_path):
+    """Run the command in an empty folder; → (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["dps", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return ended.value.code or 0, out, err
+
+    return run
+
+
+def assert_sentence(result, *parts):
+    code, _, err = result
+    said = err.strip().splitlines()[-1]
+    assert code == 2, err
+    assert said.startswith("dps: "), err
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in said
+
+
+def test_prepare_preview_and_check(dps, tmp_path):
+    code, out, _ = dps("prepare", "digits", "data/my digits")
+    assert code == 0 and "train.beton: 1,200 images" in out and "val.beton: 597 images" in out
+    code, out, _ = dps("prepare", "digits", "data/my digits")
+    assert code == 0 and out.count("already prepared") == 2
+    code, out, _ = dps("preview", "--set", "data.path=data/my digits", "--out", "batch.png")
+    assert code == 0 and "1,200 images, 10 classes" in out
+    with Image.open("batch.png") as picture:
+        assert picture.width > 800 and len(picture.convert("L").getcolors()) > 10
+    code, out, _ = dps("doctor", "--data", "data/my digits")
+    assert code == 0 and "2 files whole" in out
+
+    beton = Path("data/my digits/train.beton")
+    content = bytearray(beton.read_bytes())
+    content[9_000_000] ^= 1
+    beton.write_bytes(content)
+    assert_sentence(dps("doctor", "--data", "data/my digits"), "train.beton is damaged", "--force")
+
+
+def test_prepare_images_of_folders(dps, tmp_path):
+    write_photos(tmp_path / "photos", per_class=4)
+    code, out, _ = dps("prepare", "imagefolder", "out", "--from", "photos", "--max-side", 64)
+    assert code == 0 and "train.beton: 8 images" in out
+    code, out, _ = dps("prepare", "imagefolder", "one", "--from", "photos", "--split", "val")
+    assert code == 0 and sorted(p.name for p in Path("one").iterdir()) == [
+        "val.beton",
+        "val.parquet",
+    ]
+
+
+def test_prepare_lists_every_bad_image(dps, tmp_path):
+    root = write_photos(tmp_path / "photos", per_class=4)
+    (root / "train/n01/000.JPEG").write_bytes(b"\xff\xd8\xff")
+    (root / "train/n02/001.JPEG").write_text("text")
+    code, out, err = dps("prepare", "imagefolder", "out", "--from", "photos")
+    assert_sentence((code, out, err), "2 of 8 images cannot be read", "--skip-bad")
+    assert "n01/000.JPEG" in out and "n02/001.JPEG" in out
+    code, out, _ = dps("prepare", "imagefolder", "out", "--from", "photos", "--skip-bad")
+    assert code == 0 and "6 images" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["prepare", "imagenet", "out"], ["'imagenet' is not known", "imagefolder"]),
+        (["prepare", "cifar10", "out"], ["needs the folder", "cs.toronto.edu"]),
+        (["prepare", "cifar10", "out", "--from", "nowhere"], ["nowhere does not exist"]),
+        (["prepare", "digits", "out", "--quality", "0"], ["--quality is 0"]),
+        (["prepare", "digits", "out", "--split", "test"], ["split 'test'", "train, val"]),
+        (["preview"], ["data/digits/train.beton does not exist", "dps prepare"]),
+        (["preview", "nothing"], ["recipe nothing does not exist"]),
+        (["recipes", "show", "digits", "--set", "data.batch=1"], ["data.batch is not a field"]),
+        (["recipes", "show", "digit"], ["did you mean digits"]),
+        (["doctor", "--data", "nowhere"], ["nowhere holds no .beton"]),
+    ],
+)
+def test_mistakes_get_a_sentence(dps, words, parts, tmp_path):
+    assert_sentence(dps(*words), *parts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_gets_a_sentence(dps, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert_sentence(dps("prepare", "digits", "file/out"), "file/out", "Not a directory")
+
+
+def test_an_empty_class_folder_gets_a_sentence(dps, tmp_path):
+    root = write_photos(tmp_path / "photos", per_class=2)
+    for split in ("train", "val"):
+        (root / split / "n03").mkdir()
+    assert_sentence(dps("prepare", "imagefolder", "out", "--from", root), "n03 holds no image")
+
+
+def test_recipes_are_listed_and_shown(dps):
+    code, out, _ = dps("recipes")
+    assert code == 0 and all(name in out for name in recipes.names())
+    code, out, _ = dps("recipes", "show", "digits", "--set", "train.epochs=3")
+    assert code == 0 and yaml.safe_load(out)["train"]["epochs"] == 3
+
+
+def test_sources_are_listed(dps):
+    code, out, _ = dps("sources")
+    assert code == 0 and "cifar10-c" in out and "tinyimagenet" in out
+
+
+def test_help_has_examples(dps):
+    for command in ("prepare", "preview", "recipes", "doctor"):
+        code, out, _ = dps(command, "--help")
+        assert code == 0 and f"dps {command}" in out
+
+
+def test_doctor_finds_this_machine_fit(dps):
+    code, out, _ = dps("doctor")
+    assert code == 0
+    for what in ("Python", "FFCV", "turbojpeg", "torch", "GPU", "Ray", "disk", "memory"):
+        assert what in out
+    assert "bad" not in out
+
+
+def test_doctor_says_what_is_broken(dps, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, out, _ = dps("doctor")
+    assert code == 1 and "bad" in out and "make setup" in out
+
+
+def test_help_comes_without_the_heavy_libraries():
+    """`dps --help` must not wait for torch."""
+    script = (
+        "import sys, dps_dist.cli; print([m for m in ('torch', 'ray', 'ffcv') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_a_wheel_holds_the_recipes(tmp_path):
+    root, clean = Path(__file__).parent.parent, tmp_path / "clean"  # no leftovers of older builds
+    shutil.copytree(root / "dps_dist", clean / "dps_dist")
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(root / name, clean)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, clean],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"dps_dist/recipes/{name}.yaml" for name in recipes.names()} <= set(names)
+    assert "dps_dist/py.typed" in names
+    assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)
