@@ -22,8 +22,8 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from PIL import Image
 
-# Slots of the little array that Python and the compiled loop share.
-EPOCH, BROKEN = 0, 1
+# Places in the little array that Python and the compiled loop share.
+EPOCH, BROKEN, DECODED, CUT = range(4)
 NONE_BROKEN = np.iinfo(np.int64).max
 
 _KINDS = ("resized", "pad", "center")
@@ -105,18 +105,6 @@ def _resized_box(key: Any, height: int, width: int, scale: Any, ratio: Any) -> A
 
 
 @njit
-def _mirror(image: Any) -> None:
-    height, width, channels = image.shape
-    for row in range(height):
-        for left in range(width // 2):
-            right = width - 1 - left
-            for channel in range(channels):
-                kept = image[row, left, channel]
-                image[row, left, channel] = image[row, right, channel]
-                image[row, right, channel] = kept
-
-
-@njit
 def _shifted(source: Any, down: int, right: int, out: Any) -> None:
     """out[y, x] = source[y + down, x + right], black outside."""
     height, width, channels = source.shape
@@ -142,7 +130,6 @@ def _cut(
     out: Any,
     key: Any,
     kind: int,
-    flip: bool,
     pad: int,
     keep: float,
     scale: Any,
@@ -164,77 +151,99 @@ def _cut(
             *(0, image.ctypes.data, height, width, top, top + h, left, left + w),
             *(out.ctypes.data, out.shape[0], out.shape[1]),
         )
-    if flip and _uniform(key, 0) < 0.5:
-        _mirror(out)
+
+
+@njit(nogil=True, fastmath=True)
+def _emit(view: Any, mirrored: bool, scale: Any, shift: Any, out: Any) -> None:
+    """out ← view · scale + shift for each channel, mirrored or not."""
+    height, width, _ = view.shape
+    for y in range(height):
+        for x in range(width):
+            at = width - 1 - x if mirrored else x
+            for channel in range(3):
+                out[y, x, channel] = view[y, at, channel] * scale[channel] + shift[channel]
 
 
 class KeyedDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
-    """Decodes each image once and cuts `views` crops from it: uint8 [batch, views, size, size, 3].
+    """Decodes each image once and cuts `views` crops from it: [batch, views, size, size, 3].
 
-    `size` may change between epochs without compiling again.
+    normalize: the mean and deviation of bytes, for float32 images; None leaves them uint8.
+    `start_epoch` comes before each epoch; a new `size` does not compile again.
     """
 
-    def __init__(self, crop: Crop, size: int, seed: int, views: int = 1) -> None:
+    def __init__(
+        self, crop: Crop, seed: int, views: int = 1, normalize: tuple[Any, Any] | None = None
+    ) -> None:
         super().__init__()
-        self.crop, self.size, self.seed, self.views = crop, size, seed, views
-        self.shared = np.array([0, NONE_BROKEN], np.int64)
-        self._scratch: NDArray[np.uint8] | None = None
+        self.crop, self.seed, self.views, self.size = crop, seed, views, 1
+        mean, std = np.array(normalize or ((0, 0, 0), (1, 1, 1)), np.float32)
+        self._multiply, self._add = 1 / std, -mean / std
+        self._dtype = np.dtype("f4" if normalize else "u1")
+        # Compiled code keeps addresses: what is behind them is kept here.
+        self._shared = np.zeros(4, np.int64)
+        self._buffers: tuple[NDArray[np.uint8], ...] = ()
 
     def start_epoch(self, epoch: int, size: int) -> None:
+        """One buffer a thread for a decoded image, one for a view cut from it.
+
+        FFCV has one a sample; these stay in the cache, and for a batch of 256 ImageNet photographs
+        take megabytes instead of a gigabyte.
+        """
         self.size = size
-        self.shared[:] = epoch, NONE_BROKEN
+        threads, largest = numba_config.NUMBA_NUM_THREADS, self._largest()
+        self._buffers = tuple(np.empty((threads, n), np.uint8) for n in (largest, size * size * 3))
+        addresses = [buffer.ctypes.data for buffer in self._buffers]
+        self._shared[:] = epoch, NONE_BROKEN, *addresses
 
     @property
     def broken_sample(self) -> int | None:
         """A sample whose stored bytes could not be decoded since the epoch began."""
-        found = int(self.shared[BROKEN])
+        found = int(self._shared[BROKEN])
         return None if found == NONE_BROKEN else found
 
     def declare_state_and_memory(self, previous_state: State) -> tuple[State, AllocationQuery]:
         shape = (self.views, self.size, self.size, 3)
-        dtype = np.dtype("u1")
-        state = replace(previous_state, jit_mode=True, shape=shape, dtype=dtype)
-        return state, AllocationQuery(shape, dtype)
+        state = replace(previous_state, jit_mode=True, shape=shape, dtype=self._dtype)
+        return state, AllocationQuery(shape, self._dtype)
 
     def generate_code(self) -> Callable[..., Any]:
         jpeg, read, threads = IMAGE_MODES["jpg"], self.memory_read, Compiler.get_iterator()
         crop, seed, views = self.crop, self.seed, self.views
         kind, flip, pad, keep = _KINDS.index(crop.kind), crop.flip, crop.pad, crop.keep
         scale, ratio = np.array(crop.scale), np.array(crop.ratio)
-
-        # One decoding buffer a thread, not one a sample as FFCV's: it stays in the cache, and for
-        # a batch of 256 ImageNet photographs takes megabytes instead of a gigabyte.
-        largest = int(self.metadata["height"].max()) * int(self.metadata["width"].max()) * 3
-        if (
-            self._scratch is None
-        ):  # FFCV asks for the code again each epoch; compiled code keeps this
-            self._scratch = np.empty((numba_config.NUMBA_NUM_THREADS, largest), np.uint8)
-        scratch_shape, scratch_address = self._scratch.shape, self._scratch.ctypes.data
-        shared_address = self.shared.ctypes.data
+        multiply, add = self._multiply, self._add
+        shared_address = self._shared.ctypes.data
+        most_threads, largest = numba_config.NUMBA_NUM_THREADS, self._largest()
 
         def decode(batch_indices, destination, metadata, storage_state):  # type: ignore[no-untyped-def]
-            shared = carray(_pointer(shared_address), (2,), np.int64)
-            scratch = carray(_pointer(scratch_address), scratch_shape, np.uint8)
-            epoch = shared[EPOCH]
+            size = destination.shape[2]
+            shared = carray(_pointer(shared_address), (4,), np.int64)
+            decoded = carray(_pointer(shared[DECODED]), (most_threads, largest), np.uint8)
+            cut = carray(_pointer(shared[CUT]), (most_threads, size, size, 3), np.uint8)
             for row in threads(len(batch_indices)):
-                sample = batch_indices[row]
+                sample, thread = batch_indices[row], get_thread_id()
                 field = metadata[sample]
                 stored = read(field["data_ptr"], storage_state)
                 height, width = np.int64(field["height"]), np.int64(field["width"])
                 if field["mode"] == jpeg:
-                    pixels = scratch[get_thread_id()][: height * width * 3]
+                    pixels = decoded[thread][: height * width * 3]
                     if _decode_jpeg(stored, height, width, pixels) != 0:
                         shared[BROKEN] = sample
                 else:
                     pixels = stored
                 image = pixels.reshape(height, width, 3)
                 for view in range(views):
-                    key = _key(seed, epoch, sample, view)
-                    _cut(image, destination[row, view], key, kind, flip, pad, keep, scale, ratio)
+                    key = _key(seed, shared[EPOCH], sample, view)
+                    _cut(image, cut[thread], key, kind, pad, keep, scale, ratio)
+                    mirrored = flip and _uniform(key, 0) < 0.5
+                    _emit(cut[thread], mirrored, multiply, add, destination[row, view])
             return destination[: len(batch_indices)]
 
         decode.is_parallel = True  # type: ignore[attr-defined]
         return decode
+
+    def _largest(self) -> int:
+        return int(self.metadata["height"].max()) * int(self.metadata["width"].max()) * 3
 
 
 def decodes_jpeg() -> bool:

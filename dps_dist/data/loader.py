@@ -32,7 +32,7 @@ from dps_dist.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """What a rank visits in one step. The tensors are its own: they may be kept.
+    """What a rank visits in one step. The next batch may overwrite its images: `clone` to keep it.
 
     images: float32 [B, 3, H, W], normalised, channels_last; labels, index: int64 [B];
     weight: float32 [B], 1, or 0 for padding (whose index is −1);
@@ -44,6 +44,10 @@ class Batch:
     index: Tensor
     weight: Tensor
     other_views: tuple[Tensor, ...] = ()
+
+    def clone(self) -> "Batch":
+        views = tuple(view.clone() for view in self.other_views)
+        return Batch(self.images.clone(), self.labels, self.index, self.weight, views)
 
 
 class Loader:
@@ -74,9 +78,11 @@ class Loader:
         self._mean, self._std = mean, std
         self._labels = torch.from_numpy(np.asarray(labels, np.int64)).to(self.device)
         self._running: _EpochThread | None = None
-        self._decoder = KeyedDecoder(crop, resolution, seed, views)
+        on_gpu = self.device.type == "cuda"  # bytes travel, and are normalised there
+        as_bytes = ([255 * m for m in mean], [255 * s for s in std])
+        self._decoder = KeyedDecoder(crop, seed, views, None if on_gpu else as_bytes)
         pipeline: list[Any] = [self._decoder, ToTensor()]
-        if self.device.type == "cuda":
+        if on_gpu:
             pipeline.append(ToDevice(self.device, non_blocking=True))
         torch_threads = torch.get_num_threads()
         self._ffcv = FFCVLoader(
@@ -141,11 +147,13 @@ class Loader:
         return Batch(views[0], labels, where, weight, tuple(views[1:]))
 
     def _images(self, pixels: Tensor | None, rows: int, resolution: int) -> Tensor:
-        """uint8 [≤rows, H, W, 3] → normalised float32 [rows, 3, resolution, resolution]."""
+        """[≤rows, H, W, 3] → normalised float32 [rows, 3, resolution, resolution]."""
         shape = (rows, 3, resolution, resolution)
         if pixels is None:
             return torch.zeros(shape, device=self.device).to(memory_format=torch.channels_last)
-        images = normalized(pixels.permute(0, 3, 1, 2), self._mean, self._std)
+        images = pixels.permute(0, 3, 1, 2)
+        if images.dtype == torch.uint8:
+            images = normalized(images, self._mean, self._std)
         if images.shape[-1] != resolution:
             images = F.interpolate(images, resolution, mode="bilinear", antialias=True)
         if len(images) < rows:

@@ -4,7 +4,9 @@ import ctypes
 import json
 import multiprocessing
 import os
+import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -156,7 +158,7 @@ def _write_all(
     samples = _Samples(source, chosen, most_bytes=None if fits else _PAGE)
     workers = workers or len(os.sched_getaffinity(0))
     writer = DatasetWriter(str(target), fields, page_size=_PAGE, num_workers=workers)
-    with _forked_writers():
+    with _forked_writers(target.parent):
         writer.from_indexed_dataset(samples, chunksize=max(1, min(100, len(chosen) // 8)))
     return samples.bad()
 
@@ -167,7 +169,7 @@ class _Samples:
     def __init__(self, source: Source, chosen: NDArray[np.int64], most_bytes: int | None) -> None:
         self._source, self._chosen, self._labels = source, chosen, source.labels
         self._most_bytes = most_bytes
-        self._parent = os.getpid()
+        self._parent = self._writer = os.getpid()
         # Shared by the forked writers: the kernel keeps their lines apart.
         self._bad = tempfile.TemporaryFile()  # noqa: SIM115
 
@@ -175,7 +177,9 @@ class _Samples:
         return len(self._chosen)
 
     def __getitem__(self, position: int) -> tuple[NDArray[np.uint8], int, int]:
-        _die_with(self._parent)
+        if os.getpid() != self._writer:
+            self._writer = os.getpid()
+            _end_with(self._parent)
         i = int(self._chosen[position])
         # FFCV draws next which images become JPEG: seeded, the same ones do each time.
         np.random.seed(i % 2**32)  # noqa: NPY002
@@ -200,15 +204,16 @@ class _Samples:
         return dict(json.loads(line) for line in self._bad)
 
 
-def _die_with(parent: int) -> None:
+def _end_with(parent: int) -> None:
     """In a writer process: end when the parent is killed, which FFCV's would outlive for ever."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123  the parent says what went wrong
 
 
 @contextmanager
-def _forked_writers() -> Iterator[None]:
+def _forked_writers(folder: Path) -> Iterator[None]:
     """FFCV waits for ever for a writer process that died; this interrupts the wait."""
     done, died = threading.Event(), threading.Event()
     main = threading.main_thread().ident
@@ -231,8 +236,10 @@ def _forked_writers() -> Iterator[None]:
     except KeyboardInterrupt:
         if not died.is_set():
             raise
+        free = shutil.disk_usage(folder).free / 1e9
         raise InputError(
-            "a writer process was ended, likely for want of memory: run again with fewer --workers"
+            f"a writer process ended early, for want of disk ({free:.1f} GB free at {folder}) "
+            "or memory: make room, or run again with fewer --workers"
         ) from None
     finally:
         done.set()

@@ -165,7 +165,7 @@ class Slow:
     def read(self, i):
         if i > 500:
             Path(sys.argv[1], "reading").touch()
-            time.sleep(.05)
+            time.sleep(.02)
         return self.source.read(i)
 
 source = Slow(open_source("digits", None, "train"))
@@ -227,8 +227,22 @@ def test_a_killed_writer_ends_the_run_with_a_sentence(tmp_path):
     os.kill(writers_of(process.pid)[0], signal.SIGKILL)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert b"a writer process was ended" in said
+    assert b"a writer process ended early" in said
     assert sorted(p.name for p in tmp_path.iterdir()) == ["reading"]
+
+
+def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path):
+    """A limit on the size of files stands in for the disk's end."""
+    limited = subprocess.run(
+        ["bash", "-c", 'ulimit -f 9000; exec "$@"', "_", sys.executable, "-c", SLOW, tmp_path],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert limited.returncode == 2
+    assert b"a writer process ended early, for want of disk" in limited.stdout
+    assert b"Traceback" not in limited.stderr
+    assert not list(tmp_path.glob("*.beton")) and not list(tmp_path.glob(".*"))
 
 
 def test_an_interrupted_rewrite_keeps_the_old_data(tmp_path):
