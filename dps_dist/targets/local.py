@@ -1,0 +1,262 @@
+"""The target store in one process, `LocalTargets`: the reference that the sharded one must equal.
+
+Its base, `Targets`, is what both have in common: row arithmetic, saving and loading.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dps_dist.errors import InputError
+from dps_dist.targets import arrow
+from dps_dist.targets.checks import Batch, Order, check_order, expect_shape
+from dps_dist.targets.codec import decode, encode
+from dps_dist.targets.dirichlet import MAX_VISITS, Dirichlet
+
+
+class Targets:
+    """Evidence and visits of the samples that this rank holds: two bytes a class, two a sample.
+
+    The store keeps the discounted mean of each sample's predictions, so other methods with one
+    K-vector a sample use it as it is, through `evidence`, `visits` and `update`:
+
+        Temporal Ensembling   γ = a    Z/(1−aᵗ)  is  evidence(index)
+        PS-KD                 γ = 0    p_prev    is  evidence(index)
+        ELR                   γ = β    t         is  (1−βⁿ)·evidence(index), n = visits(index)
+
+    Results come on the device of the index (`read`: of the labels), whatever the store's own.
+    """
+
+    rank = 0
+    world_size = 1
+
+    def __init__(
+        self, num_samples: int, prior: Dirichlet, capacity: int, device: torch.device | str
+    ) -> None:
+        if not 1 <= num_samples < 2**31:
+            raise InputError(f"num_samples is {num_samples}: give 1 to {2**31 - 1}")
+        self.num_samples, self.prior = num_samples, prior
+        self._rows = torch.zeros(capacity, prior.num_classes, dtype=torch.float16, device=device)
+        self._visits = torch.zeros(capacity, dtype=torch.uint16, device=device)
+        self.device = self._rows.device  # with its number, as tensors have it
+
+    # What a subclass says about its rows
+
+    def _arrive(self, samples: Tensor) -> None:
+        """Called before samples are looked up."""
+
+    def _slots(self, samples: Tensor) -> Tensor:
+        """The row number, int64 [B], of each sample in [0, num_samples); -1 if it is not here."""
+        raise NotImplementedError
+
+    def _held(self) -> Tensor:
+        """The samples that are here, int64, ascending."""
+        raise NotImplementedError
+
+    def _go_home(self) -> None:
+        """Take the first layout again: sample i in slot i // world_size of rank i % world_size."""
+        raise NotImplementedError
+
+    def _absent(self, sample: int) -> str:
+        raise NotImplementedError
+
+    def _gather(self, values: Sequence[int]) -> NDArray[np.int64]:
+        """Every rank's values [world_size, len(values)]."""
+        raise NotImplementedError
+
+    # What a training loop calls
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank holds, bookkeeping included."""
+        return self._rows.nbytes + self._visits.nbytes
+
+    def read(self, index: Tensor, labels: Tensor) -> Tensor:
+        """The targets float32 [B, K]: y = (γᵗα⁰ + B_t·m)/A_t. Padding reads as the prior."""
+        slots, padded = self._check(index, labels=labels)
+        evidence, visits = self._fetch(slots, padded, labels.device)
+        if padded:  # their labels mean nothing
+            labels = labels.clamp(0, self.prior.num_classes - 1)
+        return self.prior.posterior(evidence, visits, labels.long())
+
+    def update(self, index: Tensor, probs: Tensor) -> None:
+        """One more visit each, with the predictions probs [B, K]. Padding is left alone."""
+        slots, padded = self._check(index, probs=probs, writes=True)
+        if padded:
+            slots, probs = slots[slots >= 0], probs[index.to(probs.device) >= 0]
+        evidence, visits = self._fetch(slots, False, probs.device)
+        updated = encode(self.prior.updated(evidence, visits, probs.detach()))
+        self._put(slots, updated, (visits + 1).clamp_(max=MAX_VISITS).to(torch.uint16))
+
+    def step(self, logits: Tensor, labels: Tensor, index: Tensor, tau: float = 1.0) -> Tensor:
+        """`read`, the loss −Σ_j q_j log p_j with q = y^{1/τ}/‖y^{1/τ}‖₁, and `update`: in one pass.
+
+        Returns the loss float32 [B], differentiable in the logits; the rows are updated already. A
+        sample with logits that are not finite gets loss NaN and no update, and no error is raised:
+        a gradient scaler meets such batches and skips them. Padding gets loss 0.
+        """
+        from dps_dist.targets.fused import fused_step
+
+        if not tau > 0:
+            raise InputError(f"tau is {tau}: give a number above 0")
+        expect_shape("logits", logits, (index.numel(), self.prior.num_classes))
+        slots, _ = self._check(index, labels=labels, writes=True)
+        if logits.device == self.device:
+            return fused_step(logits, labels, slots, self._rows, self._visits, self.prior, tau)
+        rows, visits = self._take(slots.clamp(min=0), logits.device)
+        places = torch.arange(len(slots)).where(slots.cpu() >= 0, -1).to(logits.device)
+        loss = fused_step(logits, labels, places, rows, visits, self.prior, tau)
+        here = slots >= 0
+        self._put(slots[here], rows.to(self.device)[here], visits.to(self.device)[here])
+        return loss
+
+    def evidence(self, index: Tensor) -> Tensor:
+        """The discounted mean of the predictions, float32 [B, K]; 0 before the first visit."""
+        return self._fetch(*self._check(index), index.device)[0]
+
+    def visits(self, index: Tensor) -> Tensor:
+        """How often each sample was updated, int32 [B]; stays at 65535."""
+        return self._fetch(*self._check(index), index.device)[1]
+
+    def save(self, folder: str | Path, compression: str | None = None) -> None:
+        """Write this rank's rows into the folder, and a manifest when all ranks have written.
+
+        compression: None, "zstd" or "lz4".
+        """
+        saved, failure = arrow.Saved("", 0, 0, 0), None
+        try:
+            saved = arrow.write_shard(
+                Path(folder),
+                self.rank,
+                self.world_size,
+                self.num_samples,
+                self.prior,
+                self._chunks(),
+                compression,
+            )
+        except (OSError, InputError) as error:
+            failure = error
+        self._all_or_none(failure)
+        everyone = self._gather((saved.rows, saved.size, saved.crc32)).tolist()
+        if self.rank == 0:
+            try:
+                arrow.write_manifest(Path(folder), self.num_samples, self.prior, everyone)
+            except OSError as error:
+                failure = error
+        self._all_or_none(failure)
+
+    def load(self, folder: str | Path) -> None:
+        """Take the rows that any number of ranks saved there. Refused files leave all as it was."""
+        failure, files = None, []
+        try:
+            files = arrow.read_manifest(Path(folder), self.num_samples, self.prior)
+            # Every file is read for its checksum once, not once by each rank
+            arrow.verify(files[self.rank :: self.world_size])
+            mine = arrow.Part(files, self.rank, self.world_size)
+            mine.check_complete(self.num_samples)
+        except (OSError, InputError) as error:
+            failure = error
+        self._all_or_none(failure)
+        self._go_home()
+        for samples, rows, visits in mine:
+            slots = torch.from_numpy(samples // self.world_size).to(self.device)
+            self._put(slots, torch.from_numpy(rows), torch.from_numpy(visits))
+
+    # Rows by slot
+
+    def _take(self, slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Coded evidence float16 [B, K] and visits uint16 [B] of the slots."""
+        # Through pinned memory, so that the host need not wait for the copy to the GPU
+        pin = device.type == "cuda" and self.device.type == "cpu"
+        shape = len(slots), self.prior.num_classes
+        coded = torch.empty(shape, dtype=torch.float16, device=self.device, pin_memory=pin)
+        torch.index_select(self._rows, 0, slots, out=coded)
+        visits = self._visits.index_select(0, slots)
+        return coded.to(device, non_blocking=pin), visits.to(device)
+
+    def _fetch(self, slots: Tensor, padded: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Evidence float32 [B, K] and visits int32 [B] of the slots; 0 for slot -1."""
+        coded, counts = self._take(slots.clamp(min=0) if padded else slots, device)
+        evidence, visits = decode(coded), counts.to(torch.int32)
+        if padded:
+            padding = slots.to(device) < 0
+            evidence.masked_fill_(padding.unsqueeze(-1), 0.0)
+            visits.masked_fill_(padding, 0)
+        return evidence, visits
+
+    def _put(self, slots: Tensor, coded: Tensor, visits: Tensor) -> None:
+        """Write coded evidence float16 [B, K] and visits uint16 [B] into the slots."""
+        if self.device.type == "cpu":  # numpy scatters float16 three times as fast as torch
+            places = slots.numpy()
+            self._rows.numpy()[places] = coded.cpu().numpy()
+            self._visits.numpy()[places] = visits.cpu().numpy()
+        else:  # torch has no scatter for uint16, only for int16 of the same bits
+            self._rows.index_copy_(0, slots, coded.to(self.device))
+            bits = visits.to(self.device).view(torch.int16)
+            self._visits.view(torch.int16).index_copy_(0, slots, bits)
+
+    def _chunks(self) -> Iterator[arrow.Chunk]:
+        """The rows that are here, in order of samples, a few megabytes at a time."""
+        for samples in torch.split(self._held(), arrow.chunk_rows(self.prior.num_classes)):
+            slots = self._slots(samples)
+            coded, visits = self._take(slots, torch.device("cpu"))
+            yield samples.cpu().numpy(), coded.numpy(), visits.numpy()
+
+    # Checks
+
+    def _check(
+        self,
+        index: Tensor,
+        labels: Tensor | None = None,
+        probs: Tensor | None = None,
+        writes: bool = False,
+    ) -> tuple[Tensor, bool]:
+        """The slots of the index (-1: padding) and whether there is padding; or an InputError."""
+        expect_shape("index", index, (index.numel(),))
+        samples = index.to(self.device, torch.int64)
+        self._arrive(samples)
+        known = (samples >= 0) & (samples < self.num_samples)
+        slots = self._slots(samples.clamp(0, self.num_samples - 1)).where(known, -1)
+        batch = Batch(samples, slots, labels, probs, writes)
+        padded = batch.check(self.num_samples, self.prior.num_classes, self._absent)
+        return slots, padded
+
+    def _all_or_none(self, failure: Exception | None) -> None:
+        """Raise on every rank when one has failed, so that none is left waiting for it."""
+        failed = np.flatnonzero(self._gather([failure is not None]).ravel())
+        if failure is not None:
+            raise failure
+        if len(failed):
+            raise InputError(f"rank {failed[0]} could not: see its own message")
+
+
+class LocalTargets(Targets):
+    """All rows in this process; sample i is row i."""
+
+    def __init__(
+        self, num_samples: int, prior: Dirichlet, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(num_samples, prior, num_samples, device)
+
+    def begin_epoch(self, order: Order) -> None:
+        """All rows are here already: only checks that the order fits."""
+        check_order(order, self.num_samples, self.world_size)
+
+    def _slots(self, samples: Tensor) -> Tensor:
+        return samples
+
+    def _held(self) -> Tensor:
+        return torch.arange(self.num_samples, device=self.device)
+
+    def _go_home(self) -> None:
+        pass  # they never left
+
+    def _absent(self, sample: int) -> str:
+        raise AssertionError(f"sample {sample} has no row")
+
+    def _gather(self, values: Sequence[int]) -> NDArray[np.int64]:
+        return np.array([values], np.int64)

@@ -1,0 +1,216 @@
+"""Saved targets: what is in the files, who can read them, and what damage is noticed."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dps_dist.targets import Dirichlet, LocalTargets, arrow
+
+N, K = 41, 7
+PRIOR = Dirichlet(K, 0.9, 5.0, 0.1)
+
+
+def trained(seed=0, num_samples=N, prior=PRIOR):
+    store = LocalTargets(num_samples, prior)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(3):
+        index = torch.randperm(num_samples, generator=generator)[: num_samples // 2 + 1]
+        probs = torch.randn(len(index), prior.num_classes, generator=generator)
+        store.update(index, torch.softmax(5 * probs, -1))
+    return store
+
+
+def same(a, b):
+    return torch.equal(a._rows.view(torch.int16), b._rows.view(torch.int16)) and torch.equal(
+        a._visits.view(torch.int16), b._visits.view(torch.int16)
+    )
+
+
+def save_as(folder, store, world_size, compression=None):
+    """Write the store's rows as world_size ranks would, each with some part of them."""
+    ranks = []
+    owner = np.random.default_rng(0).integers(0, world_size, store.num_samples)
+    for rank in range(world_size):
+        samples = np.flatnonzero(owner == rank)
+        rows, visits = store._rows.numpy()[samples], store._visits.numpy()[samples]
+        chunks = [
+            (samples[i : i + 4], rows[i : i + 4], visits[i : i + 4])
+            for i in range(0, len(samples), 4)
+        ]
+        saved = arrow.write_shard(
+            folder, rank, world_size, store.num_samples, store.prior, chunks, compression
+        )
+        ranks.append((saved.rows, saved.size, saved.crc32))
+    arrow.write_manifest(folder, store.num_samples, store.prior, ranks)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+def test_round_trip(tmp_path, compression):
+    store, other = trained(), LocalTargets(N, PRIOR)
+    store.save(tmp_path / "new" / "folder", compression)
+    other.load(tmp_path / "new" / "folder")
+    assert same(store, other)
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
+        "targets-00000-of-00001.arrow",
+        "targets.json",
+    ]
+
+
+def test_round_trip_of_many_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrow, "CHUNK_BYTES", 100)
+    store, other = trained(), trained(1)
+    store.save(tmp_path)
+    other.load(tmp_path)
+    assert same(store, other)
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_reads_what_several_ranks_saved(tmp_path, world_size):
+    store, other = trained(), trained(1)
+    save_as(tmp_path, store, world_size)
+    other.load(tmp_path)
+    assert same(store, other)
+
+
+def test_a_part_is_read_by_those_who_hold_it(tmp_path):
+    store = trained()
+    save_as(tmp_path, store, 3)
+    files = arrow.read_manifest(tmp_path, N, PRIOR)
+    for rank in range(4):
+        part = arrow.Part(files, rank, 4)
+        part.check_complete(N)
+        samples = np.concatenate([chunk[0] for chunk in part])
+        assert sorted(samples.tolist()) == list(range(rank, N, 4))
+
+
+def test_anyone_with_pyarrow_can_read_it(tmp_path):
+    """Only what the file itself says is used here: columns, metadata, the formulas in them."""
+    store = trained()
+    store.save(tmp_path, "zstd")
+    (path,) = tmp_path.glob("*.arrow")
+    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    meta = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    assert table.column_names == ["index", "visits", "evidence"]
+    assert meta["evidence"].endswith("m = v / 2**15 if v >= 0 else 1 + v / 2**15")
+    assert meta["format"] == "dps_dist targets, version 1"
+
+    prior = {name: json.loads(meta[name]) for name in ("gamma", "c", "epsilon", "num_classes")}
+    decode = eval(f"lambda v: {meta['evidence'].split(': m = ')[1]}")
+    target = meta["target"].split("y = ")[1].split(", B =")[0]
+    label = 2
+    for row in table.slice(0, 10).to_pylist():
+        known = {**prior, "t": row["visits"]}
+        known["m"] = np.array([decode(float(v)) for v in row["evidence"]])
+        known["alpha0"] = np.full(K, prior["epsilon"])
+        known["alpha0"][label] = prior["c"]
+        known["A0"] = prior["c"] + (prior["num_classes"] - 1) * prior["epsilon"]
+        known["B"] = (1 - prior["gamma"] ** known["t"]) / (1 - prior["gamma"])
+        y = eval(target, known)
+        read = store.read(torch.tensor([row["index"]]), torch.tensor([label]))[0]
+        np.testing.assert_allclose(y, read.numpy(), rtol=1e-5, atol=1e-8)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    save_as(folder, trained(), 2)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def refused(folder, match):
+    store = trained(7)
+    before = store._rows.clone(), store._visits.clone()
+    with pytest.raises(ValueError, match=match):
+        store.load(folder)
+    assert torch.equal(before[0], store._rows) and torch.equal(before[1], store._visits)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_a_changed_byte_is_noticed_by_file(saved, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("flipped")
+    name = data.draw(st.sampled_from(sorted(saved)))
+    place = data.draw(st.integers(0, len(saved[name]) - 1))
+    bit = data.draw(st.integers(0, 7))
+    damaged = bytearray(saved[name])
+    damaged[place] ^= 1 << bit
+    for other, content in saved.items():
+        (folder / other).write_bytes(damaged if other == name else content)
+    refused(folder, name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_truncated_file_is_noticed_by_name(saved, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("truncated")
+    name = data.draw(st.sampled_from(sorted(saved)))
+    length = data.draw(
+        st.integers(0, len(saved[name]) - 2)
+    )  # the last byte of the JSON is a newline
+    for other, content in saved.items():
+        (folder / other).write_bytes(content[:length] if other == name else content)
+    refused(folder, name)
+
+
+@pytest.mark.parametrize("name", ["targets-00001-of-00002.arrow", "targets.json"])
+def test_a_missing_file_is_named(saved, tmp_path, name):
+    for other, content in saved.items():
+        if other != name:
+            (tmp_path / other).write_bytes(content)
+    refused(tmp_path, f"{name} is missing")
+
+
+def test_leftovers_of_another_save_are_not_read(saved, tmp_path):
+    for name, content in saved.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "targets-00002-of-00003.arrow").write_bytes(b"of a run that died")
+    store = LocalTargets(N, PRIOR)
+    store.load(tmp_path)
+    assert same(store, trained())
+
+
+def test_an_incomplete_save_is_refused(tmp_path):
+    store = trained()
+    rows, visits = store._rows.numpy(), store._visits.numpy()
+    for samples, match in (
+        (np.arange(N - 1), "no row of sample 40"),
+        (np.r_[:N, 3], "another file"),
+    ):
+        chunks = [(samples[:30], rows[samples[:30]], visits[samples[:30]])]
+        chunks.append((samples[30:], rows[samples[30:]], visits[samples[30:]]))
+        saved = arrow.write_shard(tmp_path, 0, 1, N, PRIOR, chunks, None)
+        arrow.write_manifest(tmp_path, N, PRIOR, [(saved.rows, saved.size, saved.crc32)])
+        refused(tmp_path, match)
+
+
+@pytest.mark.parametrize(
+    ("store", "differs"),
+    [
+        (LocalTargets(N + 1, PRIOR), "num_samples 41 and this store has 42"),
+        (LocalTargets(N, Dirichlet(K + 1, 0.9, 5.0, 0.1)), "num_classes 7 and this store has 8"),
+        (LocalTargets(N, Dirichlet(K, 0.95, 5.0, 0.1)), "gamma 0.9 and this store has 0.95"),
+        (LocalTargets(N, Dirichlet(K, 0.9, 6.0, 0.1)), "c 5.0 and this store has 6.0"),
+    ],
+)
+def test_another_store_is_told_what_differs(saved, tmp_path, store, differs):
+    for name, content in saved.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=differs):
+        store.load(tmp_path)
+
+
+def test_a_failed_write_leaves_no_file(tmp_path):
+    def broken():
+        yield from trained()._chunks()
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        arrow.write_shard(tmp_path, 0, 1, N, PRIOR, broken(), None)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="compression is 'gzip'"):
+        trained().save(tmp_path, "gzip")

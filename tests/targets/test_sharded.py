@@ -1,0 +1,344 @@
+"""ShardedTargets on real processes: the same bits as LocalTargets, whatever the ranks meet with."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from dps_dist.data.order import EpochOrder
+from dps_dist.targets import Dirichlet, LocalTargets, ShardedTargets
+from tests.spawn import RankError, Ranks
+
+MOST = 4
+_groups = {}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(MOST, timeout=60) as ranks:
+        yield ranks
+
+
+def group_of(world_size):
+    """The first world_size of the processes as a group; None on the others."""
+    if not _groups:
+        _groups.update({W: dist.new_group(list(range(W))) for W in range(1, MOST + 1)})
+    return _groups[world_size] if dist.get_rank() < world_size else None
+
+
+# ---- the invariant
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Part of a run: an epoch, or the rest of one, with a number of ranks; perhaps cut short."""
+
+    world_size: int
+    batch_size: int
+    exchange: str
+    chunk_rows: int
+    drop_last: bool
+    shuffle: str
+    most_steps: int  # then interrupted
+    through_files: bool  # a new store that loads, even if the number of ranks stays
+    fused: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    num_samples: int
+    prior: Dirichlet
+    seed: int
+    legs: tuple[Leg, ...]
+
+
+legs = st.builds(
+    Leg,
+    world_size=st.integers(1, MOST),
+    batch_size=st.integers(1, 6),
+    exchange=st.sampled_from(["bulk", "stream"]),
+    chunk_rows=st.sampled_from([1, 3, 8, 4096]),
+    drop_last=st.booleans(),
+    shuffle=st.sampled_from(["global", "global", "global", "shard", "none"]),
+    most_steps=st.sampled_from([0, 1, 2, 5, 10**6]),
+    through_files=st.booleans(),
+    fused=st.booleans(),
+)
+runs = st.builds(
+    Run,
+    num_samples=st.integers(1, 90),
+    prior=st.builds(
+        Dirichlet,
+        num_classes=st.integers(2, 9),
+        gamma=st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0]),
+        c=st.just(10.0),
+        epsilon=st.sampled_from([0.0, 0.05]),
+    ),
+    seed=st.integers(0, 100),
+    legs=st.lists(legs, min_size=1, max_size=6).map(tuple),
+)
+
+
+def orders(run):
+    """Each leg with its order: an interrupted epoch goes on, another number of ranks or not."""
+    epoch, position = 0, 0
+    for leg in run.legs:
+        shuffle = leg.shuffle
+        if shuffle == "shard" and position % leg.world_size:
+            shuffle = "global"  # a shard epoch can only go on with as many ranks
+        order = EpochOrder(
+            run.num_samples,
+            leg.batch_size,
+            leg.world_size,
+            run.seed,
+            epoch,
+            shuffle,
+            leg.drop_last,
+            position,
+        )
+        steps = min(order.steps, leg.most_steps)
+        yield leg, order, steps
+        done = steps == order.steps
+        epoch, position = (epoch + 1, 0) if done else (epoch, order.position_after(steps))
+
+
+def logits_of(run, leg_number, index):
+    """What the model says of a sample: the same wherever it is asked."""
+    everyone = torch.Generator().manual_seed(1000 * run.seed + leg_number)
+    shape = run.num_samples, run.prior.num_classes
+    return 4 * torch.randn(shape, generator=everyone)[index.clamp(min=0)]
+
+
+def train(store, run, leg_number, order, steps, rank, fused):
+    for step in range(steps):
+        index = torch.from_numpy(order.batch(step, rank).copy()).long()
+        labels = index % run.prior.num_classes
+        logits = logits_of(run, leg_number, index)
+        if fused:
+            store.step(logits, labels, index)
+        else:
+            y = store.read(index, labels)
+            assert bool((y.sum(1) - 1).abs().max() < 1e-2)
+            store.update(index, torch.softmax(logits, -1))
+
+
+def reference(run):
+    """LocalTargets over the same visits, and its bits by sample."""
+    local = LocalTargets(run.num_samples, run.prior)
+    for number, (leg, order, steps) in enumerate(orders(run)):
+        for rank in range(leg.world_size):
+            train(local, run, number, order, steps, rank, leg.fused)
+    return local
+
+
+def sharded_bits(run, folder):
+    """What this rank holds at the end: samples, coded rows, visits."""
+    store, ranks_before = None, 0
+    for number, (leg, order, steps) in enumerate(orders(run)):
+        group = group_of(leg.world_size)
+        path = Path(folder) / str(number)
+        if number and (leg.through_files or leg.world_size != ranks_before):
+            if store is not None:
+                store.save(path)
+            dist.barrier()  # another set of ranks will read it
+            store = None
+        if group is not None:
+            if store is None:
+                store = ShardedTargets(run.num_samples, run.prior, group)
+                if number:
+                    store.load(path)
+            store.exchange, store.chunk_rows = leg.exchange, leg.chunk_rows
+            store.begin_epoch(order)
+            train(store, run, number, order, steps, dist.get_rank(), leg.fused)
+            check_room(store)
+        ranks_before = leg.world_size
+    if store is None:
+        return np.zeros(0, np.int64), np.zeros((0, 0), np.int16), np.zeros(0, np.int16)
+    samples = store._held()
+    slots = store._slots(samples)
+    rows, visits = store._rows.view(torch.int16)[slots], store._visits.view(torch.int16)[slots]
+    return samples.numpy(), rows.numpy(), visits.numpy()
+
+
+def check_room(store):
+    """Every slot is either free or holds one row."""
+    slots = store._slot[store._slot >= 0].tolist() + store._free.tolist()
+    in_flight = 0 if store._flight is None else len(store._flight.arriving)
+    assert sorted(slots) == list(range(len(store._rows)))
+    assert len(store._free) >= in_flight
+
+
+# Failures are not shrunk: each attempt would start four processes again
+@settings(
+    max_examples=120,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+@given(run=runs)
+def test_contents_are_those_of_the_local_store_bit_for_bit(ranks, tmp_path_factory, run):
+    local = reference(run)
+    parts = ranks.run(sharded_bits, run, str(tmp_path_factory.mktemp("run")))
+    samples = np.concatenate([part[0] for part in parts])
+    assert sorted(samples.tolist()) == list(range(run.num_samples))
+    for held, rows, visits in parts:
+        if len(held):
+            assert (local._rows.view(torch.int16).numpy()[held] == rows).all()
+            assert (local._visits.view(torch.int16).numpy()[held] == visits).all()
+
+
+# ---- what else must hold
+
+
+def exchanged(shuffle, exchange, epochs, num_samples=57):
+    store = ShardedTargets(num_samples, Dirichlet(5, 0.9, 5.0), exchange=exchange, chunk_rows=7)
+    for epoch in range(epochs):
+        order = EpochOrder(num_samples, 4, MOST, epoch=epoch, shuffle=shuffle)
+        store.begin_epoch(order)
+        for step in range(order.steps):
+            index = torch.from_numpy(order.batch(step, dist.get_rank()).copy())
+            store.update(index, torch.full((4, 5), 0.2))
+    return store.sent_bytes
+
+
+@pytest.mark.parametrize("exchange", ["bulk", "stream"])
+def test_only_a_global_shuffle_exchanges(ranks, exchange):
+    assert sum(ranks.run(exchanged, "shard", exchange, 3)) == 0
+    assert sum(ranks.run(exchanged, "none", exchange, 3)) == 0
+    sent = sum(ranks.run(exchanged, "global", exchange, 3))
+    assert 0 < sent <= 3 * 57 * 2 * (5 + 1)
+
+
+def bytes_held(num_samples, num_classes, exchange):
+    store = ShardedTargets(
+        num_samples, Dirichlet(num_classes, 0.9, 5.0), exchange=exchange, chunk_rows=16
+    )
+    rows = [store._rows.nbytes + store._visits.nbytes]
+    held = [store.nbytes]
+    for epoch in range(3):
+        order = EpochOrder(num_samples, 8, MOST, epoch=epoch)
+        store.begin_epoch(order)
+        held.append(store.nbytes - sum(parcel.nbytes for parcel in store._parcels.values()))
+        rows.append(store._rows.nbytes + store._visits.nbytes)
+    return rows, held
+
+
+@pytest.mark.parametrize("exchange", ["bulk", "stream"])
+def test_bytes(ranks, exchange):
+    N, K = 4003, 50
+    results = ranks.run(bytes_held, N, K, exchange)
+    exact = 2 * N * K + 2 * N
+    slack = (MOST * (MOST - 1) + MOST) * (2 * K + 2)  # W − 1 rows a rank, and ⌈N/W⌉
+    for moment in range(4):
+        assert exact <= sum(rows[moment] for rows, _ in results) <= exact + slack
+    assert slack <= 0.01 * exact  # from N = 100·W² on
+    for rows, held in results:
+        assert all(total - row <= 16 * N for row, total in zip(rows, held, strict=True))
+
+
+def messages():
+    """What a rank is told when it asks for the wrong thing; and that nothing has changed by it."""
+    rank, N, prior = dist.get_rank(), 30, Dirichlet(5, 0.9, 5.0)
+    store, said = ShardedTargets(N, prior, exchange="stream"), {}
+    order = EpochOrder(N, 2, MOST, epoch=3)
+    store.begin_epoch(order)
+    probs = torch.full((2, 5), 0.2)
+    store.update(torch.from_numpy(order.batch(0, rank).copy()), probs)
+    elsewhere = torch.from_numpy(order.batch(0, (rank + 1) % MOST).copy())
+    jump = torch.from_numpy(order.batch(2, rank).copy())
+    before = store._rows.clone(), store._visits.clone()
+    calls = {
+        "elsewhere": lambda: store.read(elsewhere, torch.zeros(2, dtype=torch.int64)),
+        "update": lambda: store.update(elsewhere, probs),
+        "step": lambda: store.step(probs, torch.zeros(2, dtype=torch.int64), elsewhere),
+        "jump": lambda: store.update(jump, probs),
+        "world_size": lambda: store.begin_epoch(replace(order, world_size=3)),
+        "num_samples": lambda: store.begin_epoch(replace(order, num_samples=31)),
+        "exchange": lambda: ShardedTargets(N, prior, exchange="fast"),
+        "chunk_rows": lambda: ShardedTargets(N, prior, chunk_rows=0),
+        # every rank another seed: without the check, rows would be mixed up
+        "seed": lambda: store.begin_epoch(replace(order, seed=rank)),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except ValueError as error:
+            said[name] = str(error)
+        if name != "seed":  # which first ends the exchange of the epoch that was left
+            assert torch.equal(before[0], store._rows) and torch.equal(before[1], store._visits)
+    return said
+
+
+def test_refuses_with_a_reason(ranks):
+    for rank, said in enumerate(ranks.run(messages)):
+        assert f"is not on rank {rank}: call begin_epoch" in said["elsewhere"]
+        assert said["update"] == said["step"] == said["elsewhere"]
+        assert "belong to step 2 and the last step was 0" in said["jump"]
+        assert said["world_size"] == "the order's world_size is 3: give an order with 4"
+        assert said["num_samples"] == "the order's num_samples is 31: give an order with 30"
+        assert said["exchange"].startswith("exchange is 'fast'")
+        assert said["chunk_rows"].startswith("chunk_rows is 0")
+        assert "rank 1 has another order" in said["seed"]
+
+
+def load_damaged(folder):
+    store = ShardedTargets(40, Dirichlet(5, 0.9, 5.0))
+    own = torch.arange(dist.get_rank(), 40, MOST)
+    store.update(own, torch.full((len(own), 5), 0.2))
+    store.save(folder)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        path = Path(folder) / "targets-00002-of-00004.arrow"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 16
+        path.write_bytes(content)
+    dist.barrier()
+    before = store._rows.clone()
+    try:
+        store.load(folder)
+    except ValueError as error:
+        assert torch.equal(before, store._rows)
+        return str(error)
+    return "loaded"
+
+
+def test_every_rank_refuses_a_folder_that_one_finds_damaged(ranks, tmp_path):
+    said = ranks.run(load_damaged, str(tmp_path))
+    assert "targets-00002-of-00004.arrow is damaged" in said[2]  # each file is read by one rank
+    assert all(said[rank] == "rank 2 could not: see its own message" for rank in (0, 1, 3))
+
+
+def test_needs_a_process_group():
+    with pytest.raises(ValueError, match="there is no process group"):
+        ShardedTargets(10, Dirichlet(5, 0.9, 5.0))
+
+
+# ---- the harness itself
+
+
+def fail_on(rank):
+    if dist.get_rank() == rank:
+        raise ZeroDivisionError("on purpose")
+    dist.barrier()
+
+
+def wait_for_ever():
+    if dist.get_rank() == 1:
+        dist.barrier()
+
+
+def test_the_harness_reports_the_failing_rank_and_recovers():
+    with Ranks(2, timeout=30) as two:
+        with pytest.raises(
+            RankError, match=r"(?s)rank 1 of 2 failed.*ZeroDivisionError: on purpose"
+        ):
+            two.run(fail_on, 1)
+        assert two.run(dist.get_world_size) == [2, 2]
+        with pytest.raises(RankError, match=r"ranks \[1\] of 2 did not finish in time"):
+            two.run(wait_for_ever, timeout=1)
