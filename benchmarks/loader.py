@@ -107,7 +107,7 @@ def torchs(root: Path, batch: int, processes: int) -> Callable[[int], Iterator[t
 
 
 def timed(epoch: Iterator[torch.Tensor]) -> tuple[float, float, float]:
-    """→ images a second, share of the cores in use, the longest wait over the usual, of the epoch."""
+    """→ images a second; cores in use; the longest wait, beyond the usual one, of the epoch."""
     start, used = time.perf_counter(), time.process_time()
     last, waits, images = start, [], 0
     for batch in epoch:

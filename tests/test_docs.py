@@ -1,4 +1,4 @@
-"""What README and docs show is run: each Python block, in a folder where the digits are prepared."""
+"""What README and docs show is run: each Python block, where the digits are prepared."""
 
 import re
 from pathlib import Path

@@ -58,6 +58,8 @@ def write_shard(
     """Write one rank's rows; they get their name only when they are complete."""
     if compression not in (None, "zstd", "lz4"):
         raise InputError(f"compression is {compression!r}: give None, 'zstd' or 'lz4'")
+    if (folder / MANIFEST).exists():  # a kill in mid-save would cost what it vouches for
+        raise InputError(f"{folder} holds saved targets already: give a folder of its own to each")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(rank, world_size)
     unfinished = path.with_suffix(".unfinished")

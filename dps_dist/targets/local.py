@@ -125,6 +125,7 @@ class Targets:
     def save(self, folder: str | Path, compression: str | None = None) -> None:
         """Write this rank's rows into the folder, and a manifest when all ranks have written.
 
+        A folder that holds saved targets is refused, so that no kill can cost what was saved.
         compression: None, "zstd" or "lz4".
         """
         saved, failure = arrow.Saved("", 0, 0, 0), None

@@ -94,7 +94,9 @@ class ShardedTargets(Targets):
         else:
             self._moves = _Moves(plan, order.steps)
             self._visiting = _Visiting.of(order, self.rank)
-            self._run(head_start)
+            # One at least: in the last step, where a rank may have padding only and ask for
+            # nothing, all has then been sent for.
+            self._run(max(1, head_start))
             self._send_for_next()
 
     # The exchange

@@ -61,6 +61,15 @@ def test_round_trip(tmp_path, compression):
     ]
 
 
+def test_saved_targets_are_not_overwritten(tmp_path):
+    """A kill in the middle of it would leave neither the old nor the new."""
+    trained().save(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="holds saved targets already"):
+        trained(1).save(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_round_trip_of_many_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(arrow, "CHUNK_BYTES", 100)
     store, other = trained(), trained(1)
@@ -183,9 +192,10 @@ def test_an_incomplete_save_is_refused(tmp_path):
     ):
         chunks = [(samples[:30], rows[samples[:30]], visits[samples[:30]])]
         chunks.append((samples[30:], rows[samples[30:]], visits[samples[30:]]))
-        saved = arrow.write_shard(tmp_path, 0, 1, N, PRIOR, chunks, None)
-        arrow.write_manifest(tmp_path, N, PRIOR, [(saved.rows, saved.size, saved.crc32)])
-        refused(tmp_path, match)
+        folder = tmp_path / match
+        saved = arrow.write_shard(folder, 0, 1, N, PRIOR, chunks, None)
+        arrow.write_manifest(folder, N, PRIOR, [(saved.rows, saved.size, saved.crc32)])
+        refused(folder, match)
 
 
 @pytest.mark.parametrize(

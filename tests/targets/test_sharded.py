@@ -215,6 +215,26 @@ def test_only_a_global_shuffle_exchanges(ranks, exchange):
     assert 0 < sent <= 3 * 57 * 2 * (5 + 1)
 
 
+def rounds_by_step(num_samples, batch_size):
+    """How many exchanges a streaming rank has launched when it is in each step."""
+    store = ShardedTargets(num_samples, Dirichlet(5, 0.9, 5.0), exchange="stream")
+    order = EpochOrder(num_samples, batch_size, MOST, epoch=1, drop_last=False)
+    store.begin_epoch(order)
+    rounds = []
+    for step in range(order.steps):
+        index = torch.from_numpy(order.batch(step, dist.get_rank()).copy())
+        store.read(index, torch.zeros(batch_size, dtype=torch.int64))
+        rounds.append(store._moves.done)
+    return rounds
+
+
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(17, 1), (42, 2), (57, 4), (9, 8)])
+def test_streaming_ranks_exchange_in_the_same_steps(ranks, num_samples, batch_size):
+    """Also those that have only padding left: other collectives run between the steps."""
+    rounds = ranks.run(rounds_by_step, num_samples, batch_size)
+    assert all(own == rounds[0] for own in rounds)
+
+
 def bytes_held(num_samples, num_classes, exchange):
     store = ShardedTargets(
         num_samples, Dirichlet(num_classes, 0.9, 5.0), exchange=exchange, chunk_rows=16
