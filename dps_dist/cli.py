@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dps_dist import recipes
@@ -20,6 +21,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 console = Console(highlight=False)
+
+
+def _say(line: str) -> None:
+    """A plain line: paths may hold anything, also what rich takes for markup."""
+    console.print(line, soft_wrap=True, markup=False)
+
 
 Settings = Annotated[
     list[str] | None,
@@ -60,24 +67,28 @@ def prepare(
 ) -> None:
     """Turn a data set into .beton files, once, for all later runs."""
     from dps_dist.data.sources import open_source, source_splits
-    from dps_dist.data.write import ImageOptions, write_split
+    from dps_dist.data.write import ImageOptions, already_prepared, write_split
 
     folders_of_images = source in ("imagefolder", "tinyimagenet")
     stored = mode if mode != "auto" else "mixed" if folders_of_images else "raw"
     options = ImageOptions(stored, max_side, jpeg_share, quality)
     prepared = {"source": source, "root": str(root.absolute()) if root else None}
-    opened = {s: open_source(source, root, s) for s in split or source_splits(source, root)}
-    for name, images in opened.items():
+    there = tuple(sorted(file.stem for file in out.glob("*.parquet")))
+    try:
+        splits = tuple(split or source_splits(source, root))
+    except InputError:
+        if force or not there:
+            raise
+        splits = there  # the original may be gone when all is prepared
+    missing = []
+    for name in splits:
+        if not force and (manifest := already_prepared(out, name, prepared, options)):
+            _say(f"{manifest.beton}: already prepared, {len(manifest):,} images (--force: again)")
+        else:
+            missing.append((name, open_source(source, root, name)))
+    for name, images in missing:
         write_split(
-            images,
-            out,
-            name,
-            prepared,
-            options,
-            skip_bad=skip_bad,
-            force=force,
-            workers=workers,
-            say=lambda line: console.print(line, soft_wrap=True),
+            images, out, name, prepared, options, skip_bad=skip_bad, workers=workers, say=_say
         )
 
 
@@ -96,7 +107,9 @@ def sources() -> None:
 def preview(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or file.")] = recipes.DEFAULT,
     settings: Settings = None,
-    epoch: Annotated[int, typer.Option(min=0, help="As the images look in this epoch.")] = 0,
+    epoch: Annotated[
+        int, typer.Option(min=0, max=2**31, help="As the images look in this epoch.")
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Where to write the picture.")] = Path("preview.png"),
 ) -> None:
     """Draw the first training batch as the model will be shown it: crops, flips, noisy labels."""
@@ -105,6 +118,8 @@ def preview(
     from dps_dist.data.order import EpochOrder
     from dps_dist.data.preview import sheet
 
+    if out.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
+        raise InputError(f"--out is {out}: give a picture's name, such as preview.png")
     config = recipes.load(recipe, settings or ())
     manifest = manifests.read(config.data.path, "train")
     loader = train_loader(config, manifest)
@@ -117,10 +132,9 @@ def preview(
     batches.close()
     sheet(batch, config.data, manifest).save(out)
     side = batch.images.shape[-1]
-    console.print(
+    _say(
         f"{manifest.beton}: {len(manifest):,} images, {manifest.num_classes} classes; "
-        f"the first {shown} of epoch {epoch} at {side}×{side} are drawn in {out}",
-        soft_wrap=True,
+        f"the first {shown} of epoch {epoch} at {side}×{side} are drawn in {out}"
     )
 
 
@@ -158,7 +172,8 @@ def doctor(
     with console.status("looking"):
         for finding in examine(data or Path()):
             findings.append(finding)
-            table.add_row(marks[finding.state], finding.what, finding.found, finding.remedy)
+            texts = (finding.what, finding.found, finding.remedy)
+            table.add_row(marks[finding.state], *map(escape, texts))
     console.print(table)
     if data is not None:
         _check_bytes(data)
@@ -184,7 +199,7 @@ def _check_bytes(folder: Path) -> None:
                     f"{beton} is damaged, its checksum differs from its manifest's: "
                     "run `dps prepare` again with --force"
                 )
-    console.print(f"{folder}: {len(betons)} files whole")
+    _say(f"{folder}: {len(betons)} files whole")
 
 
 def main() -> None:
@@ -194,9 +209,10 @@ def main() -> None:
     except InputError as error:
         print(f"dps: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("dps: stopped", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == 130:  # typer's for Ctrl-C
+            print("dps: stopped", file=sys.stderr)
+        raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"dps: {where}{error.strerror or error}", file=sys.stderr)

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Pixels = Annotated[int, Field(ge=1, le=8192)]
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Channels = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
 
@@ -31,9 +32,9 @@ class Noise(Section):
 
 
 class Progressive(Section):
-    """Train on small images first: linear in the epoch, rounded to a multiple of 32."""
+    """Train on small images first: linear in the epoch, in steps of 32 pixels (of 4 below 128)."""
 
-    resolution: Positive = Field(160, description="resolution until start_epoch")
+    resolution: Pixels = Field(160, description="resolution until start_epoch")
     start_epoch: Count = Field(0, description="epoch from which the resolution grows")
     end_epoch: Positive = Field(1, description="epoch from which data.resolution is used")
 
@@ -48,19 +49,15 @@ class Progressive(Section):
 
 class Data(Section):
     source: str = Field("digits", description="where the images come from, as in `dps prepare`")
-    root: str | None = Field(None, description="folder of the original data set, for `dps prepare`")
     path: str = Field("data/digits", description="folder that `dps prepare` wrote")
     noise: Noise = Field(Noise(), description="label noise, none by default")
     batch_size: Positive = Field(64, description="images a step over all workers")
-    max_per_worker: Positive = Field(
-        1024, description="most images in one forward pass of a worker; more are accumulated"
-    )
     shuffle: Literal["global", "shard", "none"] = Field(
         "global", description="permute over all samples, inside each rank's shard, or not at all"
     )
     drop_last: bool = Field(True, description="leave out the last, incomplete batch of an epoch")
-    resolution: Positive = Field(8, description="side of the training images in pixels")
-    eval_resolution: Positive | None = Field(
+    resolution: Pixels = Field(8, description="side of the training images in pixels")
+    eval_resolution: Pixels | None = Field(
         None, description="side of the evaluation images; none stands for data.resolution"
     )
     eval_crop: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
@@ -69,12 +66,19 @@ class Data(Section):
     progressive: Progressive | None = Field(None, description="smaller images in early epochs")
     mean: Channels = Field((0.5, 0.5, 0.5), description="mean of red, green, blue in [0, 1]")
     std: Channels = Field((0.5, 0.5, 0.5), description="deviation of red, green, blue in [0, 1]")
-    threads: Count = Field(0, description="loader threads a worker; 0 takes its share of the CPUs")
+    threads: Count = Field(
+        0, description="loader threads; 0 takes every CPU that the process may use"
+    )
 
     @model_validator(mode="after")
-    def _std_is_positive(self) -> "Data":
-        if min(self.std) <= 0:
-            raise ValueError(f"std is {list(self.std)}: every entry must be above 0")
+    def _fits(self) -> "Data":
+        if min(self.std) < 1e-6:
+            raise ValueError(f"std is {list(self.std)}: every entry must be above 1e-6")
+        if self.progressive and self.progressive.resolution > self.resolution:
+            raise ValueError(
+                f"progressive.resolution is {self.progressive.resolution}: give at most "
+                f"data.resolution, {self.resolution}"
+            )
         return self
 
 

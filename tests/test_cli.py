@@ -44,8 +44,12 @@ def assert_sentence(result, *parts):
 def test_prepare_preview_and_check(dps, tmp_path):
     code, out, _ = dps("prepare", "digits", "data/my digits")
     assert code == 0 and "train.beton: 1,200 images" in out and "val.beton: 597 images" in out
+    before = Path("data/my digits/train.beton").stat()
     code, out, _ = dps("prepare", "digits", "data/my digits")
     assert code == 0 and out.count("already prepared") == 2
+    assert Path("data/my digits/train.beton").stat().st_mtime_ns == before.st_mtime_ns
+    code, out, _ = dps("prepare", "digits", "data/my digits", "--force", "--split", "train")
+    assert code == 0 and Path("data/my digits/train.beton").stat().st_ino != before.st_ino
     code, out, _ = dps("preview", "--set", "data.path=data/my digits", "--out", "batch.png")
     assert code == 0 and "1,200 images, 10 classes" in out
     with Image.open("batch.png") as picture:
@@ -94,6 +98,7 @@ def test_prepare_lists_every_bad_image(dps, tmp_path):
         (["preview", "nothing"], ["recipe nothing does not exist"]),
         (["recipes", "show", "digits", "--set", "data.batch=1"], ["data.batch is not a field"]),
         (["recipes", "show", "digit"], ["did you mean digits"]),
+        (["preview", "--out", "picture"], ["--out is picture", "preview.png"]),
         (["doctor", "--data", "nowhere"], ["nowhere holds no .beton"]),
     ],
 )
@@ -105,6 +110,34 @@ def test_mistakes_get_a_sentence(dps, words, parts, tmp_path):
 def test_a_folder_that_cannot_be_made_gets_a_sentence(dps, tmp_path):
     (tmp_path / "file").write_text("")
     assert_sentence(dps("prepare", "digits", "file/out"), "file/out", "Not a directory")
+
+
+def test_prepared_data_needs_no_original(dps, tmp_path):
+    write_photos(tmp_path / "photos", per_class=2)
+    words = ("prepare", "imagefolder", "out", "--from", "photos")
+    assert dps(*words)[0] == 0
+    shutil.rmtree(tmp_path / "photos")
+    code, out, _ = dps(*words)
+    assert code == 0 and out.count("already prepared") == 2
+    assert_sentence(dps(*words, "--force"), "photos does not exist")
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(dps, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "photos/train" / name).mkdir(parents=True)
+    (tmp_path / "photos/train/a/x[bold].png").write_text("no image")
+    (tmp_path / "photos/train/b/[red].png").write_text("no image")
+    _, out, _ = dps("prepare", "imagefolder", "out", "--from", "photos")
+    assert "x[bold].png" in out and "b/[red].png" in out
+
+
+def test_ctrl_c_says_so(dps, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipes, "names", interrupted)
+    code, _, err = dps("recipes")
+    assert code == 130 and err.strip() == "dps: stopped"
 
 
 def test_an_empty_class_folder_gets_a_sentence(dps, tmp_path):
@@ -129,7 +162,7 @@ def test_sources_are_listed(dps):
 def test_help_has_examples(dps):
     for command in ("prepare", "preview", "recipes", "doctor"):
         code, out, _ = dps(command, "--help")
-        assert code == 0 and f"dps {command}" in out
+        assert code == 0 and f"dps {command}" in out.split("Examples:")[1]
 
 
 def test_doctor_finds_this_machine_fit(dps):

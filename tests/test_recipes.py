@@ -72,7 +72,9 @@ def test_set_overrides_any_field():
     assert config.data.noise.kind == "symmetric"
     assert recipes.load("digits", ["augment.scale=[.2, .9]"]).augment.scale == (0.2, 0.9)
     assert recipes.load("digits", ["data.noise.mapping={3: 5}"]).data.noise.mapping == {3: 5}
-    assert recipes.load("digits", ["data.progressive={end_epoch: 9}"]).data.progressive
+    assert recipes.load(
+        "digits", ["data.progressive={end_epoch: 9, resolution: 4}"]
+    ).data.progressive
 
 
 @pytest.mark.parametrize(
@@ -89,9 +91,24 @@ def test_set_overrides_any_field():
         ("data.noise.kind=sym", "data.noise.kind is \"sym\": should be 'none', 'symmetric'"),
         ("data.noise.rat=1", "data.noise.rat is not a field .* did you mean rate"),
         ("data.mean=[1, 2]", r"data.mean.2 is \[1, 2\]: Field required"),
-        ("data.std=[0, 1, 1]", r"std is \[0.0, 1.0, 1.0\]: every entry must be above 0"),
-        ("augment.scale=[1, .5]", r"scale is \[1.0, 0.5\]: it must ascend"),
-        ("data.progressive={start_epoch: 5, end_epoch: 5}", "end_epoch is 5: give more than"),
+        ("data.std=[0, 1, 1]", r"data.std is \[0.0, 1.0, 1.0\]: every entry must be above 1e-6"),
+        ("augment.scale=[1, .5]", r"augment.scale is \[1.0, 0.5\]: it must ascend"),
+        (
+            "data.progressive={resolution: 4, start_epoch: 5, end_epoch: 5}",
+            "data.progressive.end_epoch is 5: give more than start_epoch",
+        ),
+        (
+            "data.progressive={resolution: 9, end_epoch: 5}",
+            "data.progressive.resolution is 9: give at most data.resolution, 8",
+        ),
+        ("data.mean=&a [*a]", "it holds what no field can be"),
+        ("data={2020-01-01: 3}", "it holds what no field can be"),
+        ("data.path=!!set {a}", "it holds what no field can be"),
+        ("data.path=!!binary aGVq", "it holds what no field can be"),
+        ("data.path=" + "[" * 3000, "not valid YAML"),
+        ("data.path=\0", "not valid YAML"),
+        ("train.seed=" + "9" * 30, "train.seed is 9+"),
+        ("data.resolution=200000", "data.resolution is 200000: should be less than"),
         ("data=3", "data is 3: should be an object"),
         ("data.batch_size", "write it as section.field=value"),
         (".=3", "write it as section.field=value"),
@@ -118,6 +135,7 @@ def test_two_wrong_fields_are_both_named():
     [
         ({"a.yaml": "extends: a.yaml"}, "a.yaml extends itself"),
         ({"a.yaml": "extends: b.yaml", "b.yaml": "extends: a.yaml"}, "extends itself .*b.yaml →"),
+        ({"a.yaml": "extends: ../{here}/a.yaml"}, "extends itself"),
         ({"a.yaml": "extends: nothere"}, "recipe nothere does not exist"),
         ({"a.yaml": "extends: digit"}, "did you mean digits"),
         ({"a.yaml": "extends: [digits]"}, r"extends is \['digits'\]: give the name of one"),
@@ -129,8 +147,14 @@ def test_two_wrong_fields_are_both_named():
 )
 def test_a_wrong_recipe_gets_its_sentence(tmp_path, files, said):
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text.replace("{here}", tmp_path.name))
     with pytest.raises(InputError, match=said):
+        recipes.load(str(tmp_path / "a.yaml"))
+
+
+def test_a_recipe_that_is_no_text_gets_its_sentence(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"data: \xff\xfe")
+    with pytest.raises(InputError, match="not a text file"):
         recipes.load(str(tmp_path / "a.yaml"))
 
 

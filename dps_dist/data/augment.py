@@ -7,6 +7,7 @@ has done the crops and flips before. Shapes: images [B, C, H, W], normalised.
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from numpy.random import SeedSequence
 from torch import Tensor
@@ -87,7 +88,7 @@ def strong_view(
     transform = v2.Compose([v2.TrivialAugmentWide(), v2.RandomErasing(p=erase)])
     pixels = denormalized(images, mean, std)
     with torch.random.fork_rng(devices=[]):  # torchvision draws from the global state
-        torch.manual_seed(int(torch.randint(2**62, (), generator=random)))
+        torch.default_generator.manual_seed(_seed(random))  # not the GPU's, as manual_seed would
         strong = torch.stack([transform(image) for image in pixels])
     return normalized(strong, mean, std)
 
@@ -116,9 +117,11 @@ def beta(alpha: float, random: torch.Generator) -> float:
     """One draw from Beta(alpha, alpha)."""
     if alpha <= 0:
         raise ValueError(f"alpha is {alpha}: give more than 0, such as 1")
-    with torch.random.fork_rng(devices=[]):  # torch's distributions take no generator
-        torch.manual_seed(int(torch.randint(2**62, (), generator=random)))
-        return float(torch.distributions.Beta(alpha, alpha).sample())
+    return float(np.random.default_rng(_seed(random)).beta(alpha, alpha))
+
+
+def _seed(random: torch.Generator) -> int:
+    return int(torch.randint(2**62, (), generator=random))
 
 
 def _partner(images: Tensor, random: torch.Generator) -> Tensor:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from ffcv.fields.rgb_image import RGBImageField
-from ffcv.loader import Loader as FFCVLoader
 from ffcv.loader import OrderOption
 from ffcv.loader.epoch_iterator import EpochIterator
 from ffcv.transforms import ToDevice, ToTensor
+from numba.core.config import NUMBA_NUM_THREADS
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from dps_dist.data import noise
 from dps_dist.data.augment import Channels, normalized
 from dps_dist.data.decode import Crop, KeyedDecoder
 from dps_dist.data.manifest import Manifest
-from dps_dist.data.mapped import MappedBeton
+from dps_dist.data.mapped import MappedLoader
 from dps_dist.data.order import PADDING, EpochOrder
 from dps_dist.errors import InputError
 
@@ -85,10 +85,10 @@ class Loader:
         if on_gpu:
             pipeline.append(ToDevice(self.device, non_blocking=True))
         torch_threads = torch.get_num_threads()
-        self._ffcv = FFCVLoader(
+        self._ffcv = MappedLoader(
             str(beton),
             batch_size=1,  # each epoch's order brings its own
-            num_workers=threads,
+            num_workers=min(threads, NUMBA_NUM_THREADS),  # a recipe may come from a larger machine
             os_cache=True,
             order=OrderOption.SEQUENTIAL,
             seed=0,
@@ -96,7 +96,6 @@ class Loader:
             drop_last=False,
             batches_ahead=batches_ahead,
         )
-        assert isinstance(self._ffcv.memory_manager, MappedBeton)
         torch.set_num_threads(torch_threads)  # FFCV sets torch's to its own
         if len(labels) != len(self):
             raise ValueError(f"labels has {len(labels)} entries: {beton} holds {len(self)} images")
@@ -243,7 +242,8 @@ def resolution_at(data: Data, epoch: int) -> int:
     if epoch <= ramp.start_epoch:
         return ramp.resolution
     grown = np.interp(epoch, [ramp.start_epoch, ramp.end_epoch], [ramp.resolution, data.resolution])
-    return int(np.round(grown / 32)) * 32
+    unit = 32 if data.resolution >= 128 else 4  # what networks halve evenly
+    return max(ramp.resolution, int(np.round(grown / unit)) * unit)
 
 
 def loader_threads(data: Data) -> int:

@@ -57,7 +57,7 @@ def write(manifest: Manifest, target: Path, beton: Path) -> None:
         "index": pa.array(np.arange(len(manifest))),
         "label": pa.array(manifest.labels),
         "clean_label": pa.array(manifest.clean_labels),
-        "path": pa.array(manifest.paths, pa.string()),
+        "path": pa.array(map(_as_text, manifest.paths), pa.string()),
     }
     metadata = {
         "class_names": json.dumps(manifest.class_names),
@@ -67,6 +67,11 @@ def write(manifest: Manifest, target: Path, beton: Path) -> None:
         "beton_table": _table_digest(beton),
     }
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), target)
+
+
+def _as_text(path: str) -> str:
+    """A file's name need not be valid text; what is not is written as \\xff."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def read(folder: Path | str, split: str) -> Manifest:
@@ -95,6 +100,7 @@ def read(folder: Path | str, split: str) -> Manifest:
             checksum=metadata["beton_checksum"],
         )
         recorded_bytes, recorded_table = int(metadata["beton_bytes"]), metadata["beton_table"]
+        index = table["index"].to_numpy()
     except (pa.ArrowException, KeyError, ValueError, OSError) as error:
         raise InputError(f"{file} is not a manifest of dps prepare ({error}): {_REMEDY}") from None
     size = beton.stat().st_size
@@ -104,6 +110,16 @@ def read(folder: Path | str, split: str) -> Manifest:
         raise InputError(
             f"{file} does not match {beton.name}, it describes another file: {_REMEDY}"
         )
+    if not np.array_equal(index, np.arange(_header(beton)[0]["num_samples"])):
+        raise InputError(
+            f"{file} does not list the samples of {beton.name} in their order: {_REMEDY}"
+        )
+    for labels in (manifest.labels, manifest.clean_labels):
+        if not -1 <= labels.min() <= labels.max() < manifest.num_classes:  # -1: has none
+            raise InputError(
+                f"{file} has labels from {labels.min()} to {labels.max()} for "
+                f"{manifest.num_classes} classes: {_REMEDY}"
+            )
     return manifest
 
 
@@ -141,7 +157,7 @@ def _header(beton: Path) -> tuple[Any, Any]:
 
 
 def _table_digest(beton: Path) -> str:
-    """Digest of the table that says where each image lies and what its label is.
+    """Digest of the tables that say where each image lies, how long it is and what its label is.
 
     It differs for any other data set and is read in a moment; the checksum covers the pixels.
     """
@@ -151,7 +167,10 @@ def _table_digest(beton: Path) -> str:
     rows = get_metadata_type(get_handlers(descriptors)).itemsize * int(header["num_samples"])
     with beton.open("rb") as stream:
         stream.seek(HeaderType.itemsize + descriptors.nbytes)
-        return hashlib.blake2b(stream.read(rows), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(stream.read(rows), digest_size=16)
+        stream.seek(int(header["alloc_table_ptr"]))
+        digest.update(stream.read())
+    return digest.hexdigest()
 
 
 class _Paths(Sequence[str]):
@@ -172,3 +191,6 @@ def replace_file(partial: Path, final: Path) -> None:
     with partial.open("rb") as stream:
         os.fsync(stream.fileno())
     partial.replace(final)
+    folder = os.open(final.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)

@@ -11,6 +11,7 @@ from typing import Any
 import ffcv.loader.loader
 import numba as nb
 import numpy as np
+from ffcv.loader import Loader as FFCVLoader
 from ffcv.memory_managers.os_cache import OSCacheContext, OSCacheManager
 from ffcv.pipeline.compiler import Compiler
 from ffcv.reader import Reader
@@ -41,4 +42,12 @@ class MappedBeton(OSCacheManager):  # type: ignore[misc]
         return compiled
 
 
-ffcv.loader.loader.OSCacheManager = MappedBeton
+class MappedLoader(FFCVLoader):  # type: ignore[misc]
+    """FFCV's Loader on a MappedBeton; it looks its reader up by name and takes no other."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        ffcv.loader.loader.OSCacheManager = MappedBeton
+        try:
+            super().__init__(*args, **options)
+        finally:
+            ffcv.loader.loader.OSCacheManager = OSCacheManager

@@ -65,7 +65,8 @@ class EpochOrder:
             raise ValueError(
                 f"position is {self.position}: give at most num_samples, {self.num_samples}"
             )
-        if self.shuffle == "shard" and self.position % self.world_size:
+        between_ranks = self.position % self.world_size and self.position < self.num_samples
+        if self.shuffle == "shard" and between_ranks:
             raise ValueError(
                 f"position is {self.position}: with shuffle='shard' it must be a multiple of "
                 f"world_size, {self.world_size}; resume with the world size that was interrupted"

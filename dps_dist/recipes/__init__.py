@@ -3,6 +3,7 @@
 A recipe has a `description`, may say `extends: NAME`, and holds any fields of the configuration.
 """
 
+import datetime
 import difflib
 import json
 import re
@@ -55,7 +56,11 @@ def resolve(fields: Mapping[str, Any], settings: Iterable[str] = (), *, where: s
         merged = _merge(merged, _nested(path.split("."), _parse(value, f"--set {setting}")))
     try:
         # Strict, and through JSON: text is no number and true is no 1, but a list may fill a tuple.
-        return Config.model_validate_json(json.dumps(merged, default=str), strict=True)
+        text = json.dumps(merged, default=_date)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{where}: it holds what no field can be ({error})") from None
+    try:
+        return Config.model_validate_json(text, strict=True)
     except ValidationError as error:
         sentences = [_sentence(e["loc"], e["type"], e["input"], e["msg"]) for e in error.errors()]
         raise InputError(f"{where}: " + "; ".join(sentences)) from None
@@ -74,13 +79,18 @@ def _read(name: str) -> dict[str, Any]:
         raise InputError(
             f"recipe {name} does not exist: {hint}`dps recipes` lists all; your own needs its .yaml"
         )
-    fields = _parse(file.read_text(encoding="utf-8"), str(file)) or {}
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{file} is not a text file: a recipe is YAML in UTF-8") from None
+    fields = _parse(text, str(file)) or {}
     if not isinstance(fields, dict):
         raise InputError(f"{file}: a recipe is a mapping of sections, such as `data:`")
     return fields
 
 
 def _extended(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
+    name = str(Path(name).resolve()) if name.endswith((".yaml", ".yml")) else name
     if name in below:
         raise InputError(
             f"recipe {name} extends itself ({' → '.join((*below, name))}): remove one `extends`"
@@ -106,6 +116,13 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _date(value: Any) -> str:
+    """YAML reads 2024-01-01 as a date; here it is text. It has other types that are refused."""
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    raise TypeError(f"{value!r} is neither text, number, list nor mapping")
+
+
 def _nested(path: list[str], value: Any) -> dict[str, Any]:
     return {path[0]: value if len(path) == 1 else _nested(path[1:], value)}
 
@@ -113,12 +130,11 @@ def _nested(path: list[str], value: Any) -> dict[str, Any]:
 def _parse(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)  # a SafeLoader: builds plain values only
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         at = f" at line {mark.line + 1}" if mark else ""
-        raise InputError(
-            f"{where}: not valid YAML{at}; {getattr(error, 'problem', error)}"
-        ) from None
+        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
+        raise InputError(f"{where}: not valid YAML{at}; {problem}") from None
 
 
 def _sentence(loc: tuple[int | str, ...], kind: str, value: Any, message: str) -> str:
@@ -129,7 +145,9 @@ def _sentence(loc: tuple[int | str, ...], kind: str, value: Any, message: str) -
         close = difflib.get_close_matches(str(loc[-1]), known, 1)
         remedy = f"did you mean {close[0]}?" if close else f"known here are {', '.join(known)}"
         return f"{path} is not a field of the configuration: {remedy}"
-    problem = message.removeprefix("Value error, ").removeprefix("Input ")
+    if kind == "value_error":  # of a section, and begins with its field
+        return f"{path}.{message.removeprefix('Value error, ')}"
+    problem = message.removeprefix("Input ")
     about = f" ({field})" if field else ""
     shown = "" if isinstance(value, dict) else f" is {json.dumps(value)}"
     return f"{path}{shown}: {problem}{about}"

@@ -92,7 +92,7 @@ class ShardedTargets(Targets):
             self._moves = _Moves(plan, plan.rounds(self.chunk_rows))
             self._finish()
         else:
-            self._moves = _Moves(plan, order.steps)
+            self._moves = _Moves(plan, max(1, order.steps))
             self._visiting = _Visiting.of(order, self.rank)
             # One at least: in the last step, where a rank may have padding only and ask for
             # nothing, all has then been sent for.

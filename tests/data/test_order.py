@@ -167,6 +167,14 @@ def test_shard_refuses_to_resume_between_ranks():
         EpochOrder(10, 2, 3, shuffle="shard", position=4)
 
 
+def test_shard_can_say_that_an_epoch_is_over():
+    order = EpochOrder(10, 2, 3, shuffle="shard", drop_last=False)
+    over = EpochOrder(
+        10, 2, 3, shuffle="shard", drop_last=False, position=order.position_after(order.steps)
+    )
+    assert over.steps == 0
+
+
 @pytest.mark.parametrize(("step", "rank"), [(-1, 0), (2, 0), (0, 2), (0, -1)])
 def test_batch_refuses_what_is_not_there(step, rank):
     with pytest.raises(IndexError):

@@ -108,6 +108,19 @@ def test_every_kind_of_image_becomes_rgb(tmp_path, name, data):
     np.testing.assert_array_equal(source.read(0), np.asarray(Image.open(file).convert("RGB")))
 
 
+def test_a_linked_folder_is_read_once(tmp_path):
+    write(tmp_path / "train/a/x.jpg", jpeg("RGB"))
+    (tmp_path / "elsewhere").mkdir()
+    write(tmp_path / "elsewhere/y.jpg", jpeg("RGB"))
+    (tmp_path / "train/a/linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "train/a/loop").symlink_to(tmp_path / "train/a")
+    source = open_source("imagefolder", tmp_path, "train")
+    assert [source.path(i) for i in range(len(source))] == [
+        "train/a/x.jpg",
+        "train/a/linked/y.jpg",
+    ]
+
+
 def test_exif_orientation_is_left_alone(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6

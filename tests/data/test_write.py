@@ -9,23 +9,45 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ffcv.fields import IntField, RGBImageField
+from ffcv.fields.rgb_image import resizer
 from ffcv.reader import Reader
 from ffcv.writer import DatasetWriter
 
 from dps_dist.data import manifest as manifests
 from dps_dist.data.sources import open_source
-from dps_dist.data.write import ImageOptions, write_split
+from dps_dist.data.write import ImageOptions, already_prepared, shrunk, write_split
 from dps_dist.errors import InputError
 from tests.conftest import write_photos
+
+PREPARED = {"source": "test"}
 
 
 def prepare(source, folder, split="train", said=None, **options):
     images = options.pop("images", ImageOptions("raw"))
     say = (said if said is not None else []).append
-    return write_split(source, folder, split, {"source": "test"}, images, say=say, **options)
+    return write_split(source, folder, split, PREPARED, images, say=say, **options)
+
+
+class Pictures:
+    """A source of given pictures, all of one class or the other."""
+
+    class_names = ("a", "b")
+
+    def __init__(self, *pictures):
+        self.pictures, self.labels = pictures, np.arange(len(pictures)) % 2
+
+    def __len__(self):
+        return len(self.pictures)
+
+    def path(self, i):
+        return f"{i}.png"
+
+    def read(self, i):
+        return self.pictures[i]
 
 
 @pytest.fixture(scope="module")
@@ -67,25 +89,27 @@ def test_mixed_writes_a_share_as_jpeg_the_same_each_time(tree, tmp_path):
     assert 0 < sum(modes[0]) < len(source)
 
 
-def test_running_again_does_nothing(tmp_path):
-    source = open_source("digits", None, "val")
-    prepare(source, tmp_path)
-    before = (tmp_path / "train.beton").stat()
-    said = []
-    prepare(source, tmp_path, said=said)
-    after = (tmp_path / "train.beton").stat()
-    assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
-    assert "already prepared" in said[0]
-    prepare(source, tmp_path, force=True)
-    assert (tmp_path / "train.beton").stat().st_ino != before.st_ino
+def test_what_is_there_is_known_without_the_source(tmp_path):
+    assert already_prepared(tmp_path, "train", PREPARED, ImageOptions("raw")) is None
+    prepare(open_source("digits", None, "val"), tmp_path)
+    there = already_prepared(tmp_path, "train", PREPARED, ImageOptions("raw"))
+    assert there is not None and len(there) == 597
+    for source, options, said in (
+        (PREPARED, ImageOptions("jpeg"), r"prepared otherwise \(images: .*pass --force"),
+        ({"source": "other"}, ImageOptions("raw"), r"prepared otherwise \(source: test, now other"),
+    ):
+        with pytest.raises(InputError, match=said):
+            already_prepared(tmp_path, "train", source, options)
 
 
-def test_other_options_are_refused_without_force(tmp_path):
-    source = open_source("digits", None, "val")
-    prepare(source, tmp_path)
-    with pytest.raises(InputError, match=r"prepared otherwise \(images: .*pass --force"):
-        prepare(source, tmp_path, images=ImageOptions("jpeg"))
-    prepare(source, tmp_path, images=ImageOptions("jpeg"), force=True)
+def test_a_lost_beton_is_written_again_and_a_foreign_one_left_alone(tmp_path):
+    prepare(open_source("digits", None, "val"), tmp_path)
+    (tmp_path / "train.parquet").rename(tmp_path / "kept")
+    with pytest.raises(InputError, match=r"train.beton is there without a manifest.*--force"):
+        already_prepared(tmp_path, "train", PREPARED, ImageOptions("raw"))
+    (tmp_path / "kept").rename(tmp_path / "train.parquet")
+    (tmp_path / "train.beton").unlink()
+    assert already_prepared(tmp_path, "train", PREPARED, ImageOptions("raw")) is None
 
 
 @pytest.fixture
@@ -132,54 +156,82 @@ def test_nothing_readable_is_refused(tmp_path):
 
 
 def test_an_image_larger_than_a_page_is_named(tmp_path):
-    class Huge:
-        class_names = ("a", "b")
-        labels = np.array([0])
-
-        def __len__(self):
-            return 1
-
-        def path(self, i):
-            return "huge.png"
-
-        def read(self, i):
-            return np.zeros((2000, 2000, 3), np.uint8)
-
-    said = []
+    said, huge = [], np.zeros((5000, 5000, 3), np.uint8)
     with pytest.raises(InputError, match="1 of 1 images"):
-        prepare(Huge(), tmp_path, images=ImageOptions("raw", max_side=0), said=said)
-    assert "huge.png" in said[0] and "--max-side" in said[0]
+        prepare(Pictures(huge), tmp_path, images=ImageOptions("raw", max_side=0), said=said)
+    assert "0.png" in said[0] and "75 MB" in said[0] and "--max-side" in said[0]
+    manifest = prepare(Pictures(huge), tmp_path, images=ImageOptions("raw", max_side=2000))
+    assert Reader(str(manifest.beton)).metadata["f0"]["width"].tolist() == [2000]
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "shrunk_to"),
+    [(1, 1, (1, 1)), (1, 2000, (1, 500)), (2000, 1, (500, 1)), (300, 600, (250, 500))],
+)
+def test_images_of_any_shape_are_shrunk(tmp_path, height, width, shrunk_to):
+    picture = np.full((height, width, 3), 100, np.uint8)
+    table = Reader(str(prepare(Pictures(picture), tmp_path).beton)).metadata["f0"]
+    assert (table["height"][0], table["width"][0]) == shrunk_to
+
+
+def test_shrinking_is_ffcvs(tree):
+    """But for its rounding, by which a side of 50 may come out as 49."""
+    source, compared = open_source("imagefolder", tree, "train"), 0
+    for i in range(len(source)):
+        for side in (50, 100, 1000):
+            ours, theirs = shrunk(source.read(i), side), resizer(source.read(i), side)
+            assert max(ours.shape) == min(side, max(source.read(i).shape))
+            assert np.abs(np.subtract(ours.shape, theirs.shape)).max() <= 1
+            if ours.shape == theirs.shape:
+                np.testing.assert_array_equal(ours, theirs)
+                compared += 1
+    assert compared > 20
+
+
+def test_a_name_that_is_no_text_is_kept_as_one(tmp_path):
+    class Odd(Pictures):
+        def path(self, i):
+            return os.fsdecode(b"bad\xff.png")
+
+    manifest = prepare(Odd(np.zeros((4, 4, 3), np.uint8)), tmp_path)
+    assert manifests.read(tmp_path, "train").paths[0] == "bad\\xff.png"
+    assert len(manifest) == 1
 
 
 SLOW = """
 import sys, time
+import numpy as np
 from pathlib import Path
-from dps_dist.data.sources import open_source
 from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
 
-class Slow:
-    def __init__(self, source): self.source = source
-    def __getattr__(self, name): return getattr(self.source, name)
-    def __len__(self): return len(self.source)
+class Slow:  # so large that it would fill any pipe, and never done
+    class_names = ("a", "b")
+    labels = np.zeros(200_000, np.int64)
+    def __len__(self): return len(self.labels)
+    def path(self, i): return str(i)
     def read(self, i):
-        if i > 500:
+        if i > 2000:
             Path(sys.argv[1], "reading").touch()
-            time.sleep(.02)
-        return self.source.read(i)
+            time.sleep(.01)
+        return np.zeros((64, 64, 3), np.uint8)
 
-source = Slow(open_source("digits", None, "train"))
 try:
-    write_split(source, Path(sys.argv[1]), "train", {}, ImageOptions("raw"), force=True, workers=2)
+    write_split(Slow(), Path(sys.argv[1]), "train", {}, ImageOptions("raw"), workers=2)
 except InputError as error:
     print(error); sys.exit(2)
+except KeyboardInterrupt:
+    sys.exit(130)
 """
 
 
 def start_slow(folder):
     folder.mkdir(exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", SLOW, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     deadline = time.time() + 60
     while not (folder / "reading").exists():
@@ -225,9 +277,21 @@ def test_a_killed_run_leaves_nothing_that_looks_finished(tmp_path):
 def test_a_killed_writer_ends_the_run_with_a_sentence(tmp_path):
     process = start_slow(tmp_path)
     os.kill(writers_of(process.pid)[0], signal.SIGKILL)
-    said, _ = process.communicate(timeout=30)
+    said, err = process.communicate(timeout=20)
     assert process.returncode == 2
-    assert b"a writer process ended early" in said
+    assert b"ended early (it was killed, likely for want of memory)" in said
+    assert err == b""
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["reading"]
+
+
+@pytest.mark.parametrize("whom", ["the process", "its group"])
+def test_ctrl_c_ends_the_run_at_once(tmp_path, whom):
+    process = start_slow(tmp_path)
+    writers = writers_of(process.pid)
+    (os.kill if whom == "the process" else os.killpg)(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130 and err == b""
+    assert all(gone(pid) for pid in writers)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["reading"]
 
 
@@ -240,9 +304,9 @@ def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path):
         check=False,
     )
     assert limited.returncode == 2
-    assert b"a writer process ended early, for want of disk" in limited.stdout
-    assert b"Traceback" not in limited.stderr
-    assert not list(tmp_path.glob("*.beton")) and not list(tmp_path.glob(".*"))
+    assert b"ended early (File too large): make room" in limited.stdout
+    assert limited.stderr == b""
+    assert sorted(p.name for p in tmp_path.iterdir()) in ([], ["reading"])
 
 
 def test_an_interrupted_rewrite_keeps_the_old_data(tmp_path):
@@ -251,6 +315,15 @@ def test_an_interrupted_rewrite_keeps_the_old_data(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert len(manifests.read(tmp_path, "train")) == 597
+
+
+def test_a_second_writer_in_the_same_folder_is_refused(tmp_path):
+    process = start_slow(tmp_path)
+    with pytest.raises(InputError, match="another dps prepare is writing to"):
+        prepare(open_source("digits", None, "val"), tmp_path)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
 
 
 class TestRead:
@@ -288,6 +361,31 @@ class TestRead:
     def test_without_manifest(self, folder):
         (folder / "val.parquet").unlink()
         with pytest.raises(InputError, match=r"val.parquet is missing beside val.beton"):
+            manifests.read(folder, "val")
+
+    @pytest.mark.parametrize(
+        ("edit", "said"),
+        [
+            (lambda t: t.slice(0, 500), "does not list the samples of val.beton in their order"),
+            (lambda t: t.take(list(range(596, -1, -1))), "in their order"),
+            (
+                lambda t: t.set_column(1, "label", pa.array([77] * 597)),
+                "labels from 77 to 77 for 10 classes",
+            ),
+        ],
+    )
+    def test_edited_manifest(self, folder, edit, said):
+        table = pq.read_table(folder / "val.parquet")
+        pq.write_table(edit(table), folder / "val.parquet")
+        with pytest.raises(InputError, match=said):
+            manifests.read(folder, "val")
+
+    def test_damaged_allocation_table(self, folder):
+        beton = folder / "val.beton"
+        content = bytearray(beton.read_bytes())
+        content[-100:] = bytes(100)
+        beton.write_bytes(content)
+        with pytest.raises(InputError, match="does not match"):
             manifests.read(folder, "val")
 
     @pytest.mark.parametrize("content", [b"", b"PAR1 nonsense", b"x" * 1000])

@@ -190,8 +190,14 @@ class PickledArray:
             ) from error
 
 
-def _latin1(text: str, _encoding: str) -> bytes:
-    return text.encode("latin1")
+class PickledBytes:
+    """Stands in for codecs.encode, which Python 3 names where Python 2 had a string."""
+
+    def __new__(cls, text: str, _encoding: str) -> bytes:  # type: ignore[misc]
+        return text.encode("latin1")
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("it changes a type, which no CIFAR file does")
 
 
 # All that a CIFAR pickle may name: the pieces of an array (numpy 2 says _core), and what Python 3
@@ -201,7 +207,7 @@ ADMITTED: dict[tuple[str, str], object] = {
     ("numpy._core.multiarray", "_reconstruct"): PickledArray,
     ("numpy", "ndarray"): PickledArray,
     ("numpy", "dtype"): PickledDtype,
-    ("_codecs", "encode"): _latin1,
+    ("_codecs", "encode"): PickledBytes,
 }
 
 

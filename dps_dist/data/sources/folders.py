@@ -4,7 +4,7 @@ Opening one lists its files; an image is decoded only when `read` asks for it.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -188,7 +188,7 @@ def class_files(root: Path, folders: Sequence[str]) -> tuple[list[str], NDArray[
     for folder in folders:
         before = len(paths)
         top = str(root / folder)
-        for place, _, names in sorted(os.walk(top, onerror=refuse, followlinks=True)):
+        for place, names in sorted(_walk(top, refuse)):
             prefix = folder + place[len(top) :].replace(os.sep, "/")
             paths += [f"{prefix}/{name}" for name in sorted(names) if is_image(name)]
         counts.append(len(paths) - before)
@@ -198,6 +198,15 @@ def class_files(root: Path, folders: Sequence[str]) -> tuple[list[str], NDArray[
                 "such folder at all"
             )
     return paths, np.repeat(np.arange(len(folders)), counts)
+
+
+def _walk(top: str, refuse: Callable[[OSError], None]) -> Iterator[tuple[str, list[str]]]:
+    """(folder, names of its files) for all folders below, linked ones too, but none twice."""
+    seen = set()
+    for place, folders, names in os.walk(top, onerror=refuse, followlinks=True):
+        seen.add(os.path.realpath(place))
+        folders[:] = [f for f in folders if os.path.realpath(f"{place}/{f}") not in seen]
+        yield place, names
 
 
 def annotated_files(
