@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint bench setup system
+.PHONY: help demo test lint bench setup system
 .DEFAULT_GOAL := help
 
 help:
@@ -44,9 +44,9 @@ system:
 	command -v pkg-config >/dev/null || missing="$$missing pkg-config"; \
 	pkg-config --exists libturbojpeg 2>/dev/null || missing="$$missing libturbojpeg0-dev"; \
 	pkg-config --exists opencv4 2>/dev/null || missing="$$missing libopencv-dev"; \
-	command -v $(PYTHON) >/dev/null || missing="$$missing python3"; \
-	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
-	$(PYTHON) -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null || missing="$$missing python3-dev"; \
+	command -v $(PYTHON) >/dev/null || missing="$$missing $(notdir $(PYTHON))"; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing $(notdir $(PYTHON))-venv"; \
+	$(PYTHON) -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null || missing="$$missing $(notdir $(PYTHON))-dev"; \
 	if [ -n "$$missing" ]; then \
 	  if ! command -v apt-get >/dev/null; then \
 	    echo "make: this machine lacks$$missing (Debian's names): install them, then run make again" >&2; exit 1; \
@@ -54,6 +54,7 @@ system:
 	  elif command -v sudo >/dev/null && sudo -v; then as="sudo"; \
 	  else echo "make: this machine lacks$$missing and you are neither root nor allowed sudo: ask its administrator to run 'apt-get install$$missing', then run make again" >&2; exit 1; fi; \
 	  echo "installing$$missing"; \
-	  $$as apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	  { $$as apt-get update -qq && $$as env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || \
+	    { echo "make: apt-get could not install$$missing: install what stands for them here, then run make again" >&2; exit 1; }; \
 	fi
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is older than 3.11: install a newer one and run make PYTHON=python3.12 (or its path)" >&2; exit 1; }

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal
 
@@ -47,69 +47,46 @@ def _guarded(what: str, check: Callable[[], Finding]) -> Finding:
         return Finding(what, "bad", reason, "run `make setup`")
 
 
+def _noted(what: str, ok: bool, found: str, remedy: str) -> Finding:
+    """Fine, or a note with what to do about it."""
+    return Finding(what, "ok" if ok else "note", found, "" if ok else remedy)
+
+
 def _python() -> Finding:
-    ok = sys.version_info >= (3, 11)
-    return Finding(
-        "Python",
-        "ok" if ok else "bad",
-        sys.version.split()[0],
-        "" if ok else "install 3.11 or newer",
-    )
+    return Finding("Python", "ok", sys.version.split()[0])  # pip has refused anything too old
 
 
 def _memory() -> Finding:
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable"):
-            free = int(line.split()[1]) * 1024
-    cores = len(os.sched_getaffinity(0))
-    ok = free > 2e9
-    return Finding(
-        "memory, cores",
-        "ok" if ok else "note",
-        f"{free / 1e9:.1f} GB free, {cores} cores",
-        "" if ok else "close other programs: Ray and two workers want about 2 GB",
-    )
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+    found = f"{free / 1e9:.1f} GB free, {len(os.sched_getaffinity(0))} cores"
+    remedy = "close other programs: Ray and two workers want about 2 GB"
+    return _noted("memory, cores", free > 2e9, found, remedy)
 
 
 def _disk(folder: Path) -> Finding:
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
-    ok = free > 5e9
-    return Finding(
-        "disk",
-        "ok" if ok else "note",
-        f"{free / 1e9:.1f} GB free at {there}",
-        "" if ok else "ImageNet takes 100 to 350 GB as .beton; make room or work elsewhere",
-    )
+    remedy = "ImageNet takes 100 to 350 GB as .beton; make room or work elsewhere"
+    return _noted("disk", free > 5e9, f"{free / 1e9:.1f} GB free at {there}", remedy)
 
 
 def _shared_memory() -> Finding:
     size = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
-    ok = size > 1e9
-    return Finding(
-        "/dev/shm",
-        "ok" if ok else "note",
-        f"{size / 1e9:.1f} GB",
-        "" if ok else "give a container more, such as --shm-size=8g: Ray's object store is there",
-    )
+    remedy = "give a container more, such as --shm-size=8g: Ray's object store is there"
+    return _noted("/dev/shm", size > 1e9, f"{size / 1e9:.1f} GB", remedy)
 
 
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ok = hard >= 4096
-    return Finding(
-        "open files",
-        "ok" if ok else "note",
-        f"{soft:,} (at most {hard:,})",
-        "" if ok else "raise the limit: ulimit -n 65536",
-    )
+    found = f"{soft:,} (at most {hard:,})"
+    return _noted("open files", hard >= 4096, found, "raise the limit: ulimit -n 65536")
 
 
 def _ffcv() -> Finding:
     import dps_dist.data.loader  # noqa: F401
 
-    return Finding("FFCV", "ok", version("ffcv"))
+    return Finding("FFCV", "ok", version_of("ffcv"))
 
 
 def _turbojpeg() -> Finding:
