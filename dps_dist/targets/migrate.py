@@ -40,12 +40,12 @@ class Round:
 class Plan:
     """The moves of one epoch, as one rank sees them.
 
-    leaving: the samples it sends, ordered by (destination, visit).
-    arriving: the samples it receives, ordered by (source, visit).
+    leaving: the samples it sends, ordered by (destination, sample), or by (destination, visit).
+    arriving: the samples it receives, ordered by (source, sample), or by (source, visit).
     counts: rows [source, destination] between all ranks.
     holder: int16 [N], the rank of every row when all moves are done.
-    head_start: rounds that must be done before step 0 so that, with one more before each further
-        step, every row is here for its visit, if there are as many rounds as steps.
+    head_start: by visit, the rounds that must be done before step 0 so that, with one more before
+        each further step, every row is here for its visit, if there are as many rounds as steps.
     """
 
     rank: int
@@ -80,8 +80,13 @@ class Plan:
         )
 
 
-def plan(order: Order, holder: NDArray[np.int16], rank: int) -> Plan:
-    """Bring every row to the rank that visits it; a row without a visit stays, if there is room."""
+def plan(order: Order, holder: NDArray[np.int16], rank: int, by_visit: bool = False) -> Plan:
+    """Bring every row to the rank that visits it; a row without a visit stays, if there is room.
+
+    by_visit: rows come in the order of their visits, as streaming needs. Otherwise in that of
+        the samples: a round then leaves from and arrives in one stretch of the table, where rows
+        of neighbouring samples took each other's places before, and copies twice as fast.
+    """
     W, N = order.world_size, order.num_samples
     after = np.full(N, -1, np.int16)  # -1: no visit
     counts, entries = np.zeros(W * W, np.int64), 0
@@ -96,13 +101,14 @@ def plan(order: Order, holder: NDArray[np.int16], rank: int) -> Plan:
             samples, destination = samples[present], destination[present]
         source = holder[samples]
         counts += np.bincount(source.astype(np.int64) * W + destination, minlength=W * W)
-        out = np.flatnonzero((source == rank) & (destination != rank))
-        into = np.flatnonzero((destination == rank) & (source != rank))
-        leaving.append((samples[out], destination[out]))
-        arriving.append((samples[into], source[into]))
-        into = into if present is None else present[into]
-        visit.append((first + into // W) // order.batch_size)
         after[samples] = destination
+        if by_visit:
+            out = np.flatnonzero((source == rank) & (destination != rank))
+            into = np.flatnonzero((destination == rank) & (source != rank))
+            leaving.append((samples[out], destination[out]))
+            arriving.append((samples[into], source[into]))
+            into = into if present is None else present[into]
+            visit.append((first + into // W) // order.batch_size)
         entries += len(samples)
     idle = after < 0
     if entries != N - np.count_nonzero(idle):
@@ -111,12 +117,15 @@ def plan(order: Order, holder: NDArray[np.int16], rank: int) -> Plan:
     samples, source, destination = _excess(after, idle, W)
     after[samples] = destination
     np.add.at(counts, source.astype(np.int64) * W + destination, 1)
+    between = counts.reshape(W, W)
+    np.fill_diagonal(between, 0)
+    if not by_visit:
+        leave = _moving(holder == rank, after, rank)
+        arrive = _moving(after == rank, holder, rank)
+        return Plan(rank, leave, arrive, between, after, head_start=0)
     leaving.append((samples[source == rank], destination[source == rank]))
     arriving.append((samples[destination == rank], source[destination == rank]))
     visit.append(np.full(len(arriving[-1][0]), order.steps))  # not needed in this epoch
-
-    between = counts.reshape(W, W)
-    np.fill_diagonal(between, 0)
     leave, _ = _by_peer(leaving)
     arrive, by_peer = _by_peer(arriving)
     head_start = _head_start(between[:, rank], np.concatenate(visit)[by_peer], order.steps)
@@ -145,6 +154,12 @@ def _excess(
     assert len(samples) == -room[crowded].sum(), "an order gives no rank more than its share"
     vacant = np.repeat(np.arange(W, dtype=np.int16), room.clip(0))
     return samples, holder[samples], vacant[: len(samples)]
+
+
+def _moving(here: NDArray[np.bool_], peer: NDArray[np.int16], rank: int) -> Samples:
+    """The samples that are here and have another peer than this rank, by (peer, sample)."""
+    samples: Samples = np.flatnonzero(here & (peer != rank)).astype(np.int32)
+    return samples[np.argsort(peer[samples], kind="stable")]
 
 
 def _by_peer(

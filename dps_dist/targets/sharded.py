@@ -3,6 +3,7 @@
 Before an epoch the rows move to the ranks that will visit them; the steps touch local memory only.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -69,9 +70,14 @@ class ShardedTargets(Targets):
         self._holder: NDArray[np.int16]  # the rank of every row, when no move is under way
         self._moves: _Moves | None = None
         self._visiting: _Visiting | None = None
-        self._flight: _Flight | None = None
+        self._flights: deque[_Flight] = deque()
         self._parcels: dict[str, Tensor] = {}
         self._go_home()
+
+    @property
+    def _rows_a_round(self) -> int:
+        """Two rounds are under way at once, and together take chunk_rows."""
+        return max(1, self.chunk_rows // 2)
 
     @property
     def nbytes(self) -> int:
@@ -83,13 +89,13 @@ class ShardedTargets(Targets):
         """Bring the rows that this rank will visit here, from wherever the last epoch left them."""
         check_order(order, self.num_samples, self.world_size)
         self._finish()
-        plan = migrate.plan(order, self._holder, self.rank)
+        plan = migrate.plan(order, self._holder, self.rank, by_visit=self.exchange == "stream")
         head_start = self._agree(plan, order)
         self._holder = plan.holder
         if not plan.counts.any():
             return
         if self.exchange == "bulk":
-            self._moves = _Moves(plan, plan.rounds(self.chunk_rows))
+            self._moves = _Moves(plan, plan.rounds(self._rows_a_round))
             self._finish()
         else:
             self._moves = _Moves(plan, max(1, order.steps))
@@ -120,10 +126,11 @@ class ShardedTargets(Targets):
         """Carry out the rounds up to `stop`, several in one if chunk_rows allows it."""
         assert self._moves is not None
         moves = self._moves
-        at_once = max(1, moves.rounds // moves.plan.rounds(self.chunk_rows))
+        at_once = max(1, moves.rounds // moves.plan.rounds(self._rows_a_round))
         while moves.done < stop:
             self._launch(moves, min(moves.done + at_once, stop))
-            self._land()
+            self._land(keep=1)  # the next round is packed while this one travels
+        self._land()
         self._parcels.clear()
 
     def _send_for_next(self) -> None:
@@ -146,18 +153,19 @@ class ShardedTargets(Targets):
         slots = self._slot[samples]
         assert not (slots < 0).any(), "the plan sends a row that is not here"
         # visits travel as one more column of float16, which unlike uint16 every backend carries
-        parcel = self._parcel("sent", n, self.device)
+        side = 1 - self._flights[-1].side if self._flights else 0
+        parcel = self._parcel(f"sent {side}", n, self.device)
         torch.index_select(self._rows, 0, slots, out=parcel[:, :K])
         visits = self._visits.index_select(0, slots).view(torch.int16)
         parcel.view(torch.int16)[:, K] = visits
         self._slot[samples] = -1
         self._free = torch.cat([self._free, slots])
         sent = parcel.to(self._wire)
-        received = self._parcel("received", len(turn.arriving), self._wire)
+        received = self._parcel(f"received {side}", len(turn.arriving), self._wire)
         work = dist.all_to_all_single(
             received, sent, turn.receive_splits, turn.send_splits, self.group, async_op=True
         )
-        self._flight = _Flight(work, sent, received, turn.arriving)
+        self._flights.append(_Flight(work, sent, received, turn.arriving, side))
         self.sent_bytes += sent.nbytes
         moves.done = stop
 
@@ -169,11 +177,12 @@ class ShardedTargets(Targets):
             self._parcels[name] = torch.empty(shape, dtype=torch.float16, device=device)
         return self._parcels[name][:rows]
 
-    def _land(self) -> None:
-        """Wait for the rows under way and give them slots."""
-        if self._flight is None:
-            return
-        flight, self._flight = self._flight, None
+    def _land(self, keep: int = 0) -> None:
+        """Wait for the rows under way, but for the last `keep` rounds, and give them slots."""
+        while len(self._flights) > keep:
+            self._unpack(self._flights.popleft())
+
+    def _unpack(self, flight: "_Flight") -> None:
         flight.work.wait()
         K, n = self.prior.num_classes, len(flight.arriving)
         left = len(self._free) - n
@@ -217,9 +226,10 @@ class ShardedTargets(Targets):
         )
 
     def _go_home(self) -> None:
-        if self._flight is not None:
-            self._flight.work.wait()
-        self._moves = self._visiting = self._flight = None
+        for flight in self._flights:
+            flight.work.wait()
+        self._flights.clear()
+        self._moves = self._visiting = None
         self._parcels.clear()
         samples = torch.arange(self.num_samples, dtype=torch.int32, device=self.device)
         here = samples % self.world_size == self.rank
@@ -283,6 +293,7 @@ class _Flight:
     sent: Tensor
     received: Tensor
     arriving: migrate.Samples
+    side: int  # which of the two pairs of parcels
 
 
 def _wire_device(group: dist.ProcessGroup | None, device: torch.device) -> torch.device:

@@ -168,7 +168,7 @@ def sharded_bits(run, folder):
 def check_room(store):
     """Every slot is either free or holds one row."""
     slots = store._slot[store._slot >= 0].tolist() + store._free.tolist()
-    in_flight = 0 if store._flight is None else len(store._flight.arriving)
+    in_flight = sum(len(flight.arriving) for flight in store._flights)
     assert sorted(slots) == list(range(len(store._rows)))
     assert len(store._free) >= in_flight
 
