@@ -1,8 +1,9 @@
 """A .beton mapped into memory, in place of FFCV's own reader of the same.
 
-FFCV's keeps Python sets of every sample's pages, which only its other cache reads (for ImageNet
-5 s and 600 MB in each loader of each rank), and edits one of numba's shared types, after which
-numba fails on functions that it compiled before. `loader.py` imports it.
+FFCV's keeps Python sets of every sample's pages, which only its other cache reads (for ImageNet's
+1.3 million images some seconds and hundreds of megabytes in each loader of each rank), and edits
+one of numba's shared types, after which numba fails on functions that it compiled before.
+`loader.py` reads through it.
 """
 
 from collections.abc import Callable
