@@ -71,17 +71,19 @@ def bandwidth() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="20 rounds")
     parser.add_argument("--rounds", type=int, default=100, help="at K=1000; a fifth at K=21841")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    rounds = 20 if options.quick else options.rounds
     random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     speed = bandwidth()
     print(f"{options.threads} thread(s), batch {options.batch}, memcpy {speed / 1e9:.1f} GB/s")
     for K, limit in LIMITS.items():
-        times = step_times(K, options.batch, options.rounds if K < 10000 else options.rounds // 5)
+        times = step_times(K, options.batch, rounds if K < 10000 else rounds // 5)
         # logits read, gradient written, evidence read and written
         times["bandwidth floor"] = (4 + 4 + 2 + 2) * K * options.batch / speed
         base = times["cross-entropy"]
