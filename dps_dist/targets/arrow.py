@@ -96,8 +96,13 @@ def write_manifest(
     unfinished.replace(folder / MANIFEST)
 
 
-def read_manifest(folder: Path, num_samples: int, prior: Dirichlet) -> list[tuple[Path, Saved]]:
-    """The folder's files, if they are all there and were saved by a store like this one."""
+def read_manifest(
+    folder: Path, num_samples: int, prior: Dirichlet
+) -> tuple[list[tuple[Path, Saved]], int]:
+    """The folder's files, if they are all there and were saved by a store like this one.
+
+    And a number that tells this save from every other.
+    """
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(f"{path} is missing: give a folder in which a save has finished")
@@ -128,7 +133,7 @@ def read_manifest(folder: Path, num_samples: int, prior: Dirichlet) -> list[tupl
                 f"{file} has {file.stat().st_size} bytes instead of {saved.size}: "
                 "use another copy of the folder"
             )
-    return files
+    return files, claimed
 
 
 def verify(files: Iterable[tuple[Path, Saved]]) -> None:
@@ -156,8 +161,8 @@ class Part:
             if len(samples) and not 0 <= samples.min() <= samples.max() < num_samples:
                 raise InputError(f"{path} holds samples beyond {num_samples - 1}: save again")
             slots = samples // self.world_size
-            if found[slots].any():
-                raise InputError(f"{path} holds samples that another file has too: save again")
+            if found[slots].any() or len(np.unique(slots)) < len(slots):
+                raise InputError(f"{path} holds a sample that is there already: save again")
             found[slots] = True
         if not found.all():
             sample = int(np.flatnonzero(~found)[0]) * self.world_size + self.rank
@@ -186,7 +191,7 @@ class Part:
                     reader = pa.ipc.open_file(mapped, options=options)
                     for number in range(reader.num_record_batches):
                         yield path, reader.get_batch(number)
-                except (pa.ArrowInvalid, ValueError) as error:
+                except (pa.ArrowException, ValueError, KeyError) as error:
                     raise InputError(f"{path} is not a file of targets: {error}") from error
 
 

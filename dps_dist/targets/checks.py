@@ -44,6 +44,11 @@ def expect_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         raise InputError(f"{name} has shape {list(tensor.shape)}: give {list(shape)}")
 
 
+def expect_integers(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise InputError(f"{name} has type {tensor.dtype}: give integers, such as torch.int64")
+
+
 @dataclass(frozen=True)
 class Batch:
     """What a caller asks of a store.
@@ -65,6 +70,11 @@ class Batch:
         transfer makes the host wait for the GPU.
         """
         samples, B = self.samples, len(self.samples)
+        if self.labels is not None:
+            expect_shape("labels", self.labels, (B,))
+            expect_integers("labels", self.labels)
+        if self.probs is not None:
+            expect_shape("probs", self.probs, (B, num_classes))
         if not B:
             return False
         padding = samples == PADDING
@@ -73,10 +83,8 @@ class Batch:
             ordered = samples.sort().values
             asked.append(((ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)).any())
         if self.labels is not None:
-            expect_shape("labels", self.labels, (B,))
             asked.append(((self.labels < 0) | (self.labels >= num_classes)).any())
         if self.probs is not None:
-            expect_shape("probs", self.probs, (B, num_classes))
             asked.append(~_probable(*self.probs.detach().aminmax()))
         padded, *doubts = torch.stack([answer.to(samples.device) for answer in asked]).tolist()
         if any(doubts):  # perhaps about padding only, which may carry anything

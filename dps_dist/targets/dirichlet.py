@@ -39,6 +39,9 @@ class Dirichlet:
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("gamma", "c", "epsilon"):  # numpy's numbers too, which JSON cannot hold
+            object.__setattr__(self, name, float(getattr(self, name)))
+        object.__setattr__(self, "num_classes", int(self.num_classes))
         ranges = {
             "num_classes": (2 <= self.num_classes <= MAX_CLASSES, f"2 to {MAX_CLASSES}"),
             "gamma": (0.0 <= self.gamma <= 1.0, "a number from 0 to 1"),
@@ -115,7 +118,8 @@ class Dirichlet:
 
     def prior(self, labels: Tensor) -> Tensor:
         """y⁰ = α⁰/A⁰, float32 [B, K]."""
-        nothing = torch.zeros(len(labels), self.num_classes, device=labels.device)
+        shape = len(labels), self.num_classes
+        nothing = torch.zeros(shape, dtype=torch.float32, device=labels.device)
         return self.posterior(nothing, torch.zeros_like(labels), labels)
 
     def evidence(self, posterior: Tensor, visits: Tensor, labels: Tensor) -> Tensor:

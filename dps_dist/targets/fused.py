@@ -75,7 +75,8 @@ def eager_step(
     rows[slots] = encode(prior.updated(evidence[finite], t, p))
     new_t = (t.int() + 1).clamp(max=MAX_VISITS).to(torch.uint16)
     visits.view(torch.int16)[slots] = new_t.view(torch.int16)  # torch cannot scatter uint16
-    return torch.zeros(len(present), device=z.device).index_put((present,), loss)
+    nothing = torch.zeros(len(present), dtype=torch.float32, device=z.device)
+    return nothing.index_put((present,), loss)
 
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]
@@ -120,8 +121,11 @@ class _FusedStep(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # once_differentiable lets this pass, as a constant
+            raise RuntimeError(
+                "store.step can be differentiated once: for create_graph=True use read and update"
+            )
         (grad,) = ctx.saved_tensors
         return None, (grad * grad_loss.unsqueeze(-1)).to(ctx.dtype), *[None] * 6
 

@@ -221,8 +221,8 @@ def step(
 ) -> tuple[Tensor, Tensor]:
     """Loss [B] and its gradient [B, K] (scratch if not `with_grad`); updates rows and visits."""
     z = logits.detach().to(torch.float32).contiguous()
-    loss = torch.empty(z.shape[0])
-    grad = torch.empty(z.shape if with_grad else (1, z.shape[1]))
+    loss = z.new_empty(z.shape[0])
+    grad = z.new_empty(z.shape if with_grad else (1, z.shape[1]))
     store = rows.numpy().view(np.uint16), visits.numpy(), weights.numpy(), f32(1 / tau)
 
     def part(samples: slice) -> None:

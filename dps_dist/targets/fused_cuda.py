@@ -129,8 +129,8 @@ def step(
     """Loss [B] and its gradient [B, K] (empty without `with_grad`); updates rows and visits."""
     z = logits.detach().contiguous()
     batch, classes = z.shape
-    loss = torch.empty(batch, device=z.device)
-    grad = torch.empty(z.shape if with_grad else (0,), device=z.device)
+    loss = torch.empty(batch, dtype=torch.float32, device=z.device)
+    grad = torch.empty(z.shape if with_grad else (0,), dtype=torch.float32, device=z.device)
     block = min(BLOCK, triton.next_power_of_2(classes))
     if batch == 0:
         return loss, grad

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dps_dist.errors import InputError
 from dps_dist.targets import arrow
-from dps_dist.targets.checks import Batch, Order, check_order, expect_shape
+from dps_dist.targets.checks import Batch, Order, check_order, expect_integers, expect_shape
 from dps_dist.targets.codec import decode, encode
 from dps_dist.targets.dirichlet import MAX_VISITS, Dirichlet
 
@@ -97,18 +97,21 @@ class Targets:
 
         Returns the loss float32 [B], differentiable in the logits; the rows are updated already. A
         sample with logits that are not finite gets loss NaN and no update, and no error is raised:
-        a gradient scaler meets such batches and skips them. Padding gets loss 0.
+        a gradient scaler meets such batches and skips them. Padding gets loss 0. Each call is a
+        visit: keep it out of what `torch.utils.checkpoint` runs again.
         """
         from dps_dist.targets.fused import fused_step
 
-        if not tau > 0:
-            raise InputError(f"tau is {tau}: give a number above 0")
+        if not 1e-3 <= tau <= 1e3:
+            raise InputError(f"tau is {tau}: give a number from 0.001 to 1000, 1 for no sharpening")
         expect_shape("logits", logits, (index.numel(), self.prior.num_classes))
         slots, _ = self._check(index, labels=labels, writes=True)
+        labels = labels.to(logits.device, torch.int64)
         if logits.device == self.device:
             return fused_step(logits, labels, slots, self._rows, self._visits, self.prior, tau)
         rows, visits = self._take(slots.clamp(min=0), logits.device)
-        places = torch.arange(len(slots)).where(slots.cpu() >= 0, -1).to(logits.device)
+        places = torch.arange(len(slots), device=logits.device)
+        places = places.where(slots.to(logits.device) >= 0, -1)
         loss = fused_step(logits, labels, places, rows, visits, self.prior, tau)
         here = slots >= 0
         self._put(slots[here], rows.to(self.device)[here], visits.to(self.device)[here])
@@ -120,7 +123,11 @@ class Targets:
 
     def visits(self, index: Tensor) -> Tensor:
         """How often each sample was updated, int32 [B]; stays at 65535."""
-        return self._fetch(*self._check(index), index.device)[1]
+        slots, padded = self._check(index)
+        counts = self._visits.index_select(0, slots.clamp(min=0)).to(torch.int32)
+        if padded:
+            counts.masked_fill_(slots < 0, 0)
+        return counts.to(index.device)
 
     def save(self, folder: str | Path, compression: str | None = None) -> None:
         """Write this rank's rows into the folder, and a manifest when all ranks have written.
@@ -139,33 +146,42 @@ class Targets:
                 self._chunks(),
                 compression,
             )
-        except (OSError, InputError) as error:
+        except Exception as error:  # the other ranks must hear of it
             failure = error
         self._all_or_none(failure)
         everyone = self._gather((saved.rows, saved.size, saved.crc32)).tolist()
         if self.rank == 0:
             try:
                 arrow.write_manifest(Path(folder), self.num_samples, self.prior, everyone)
-            except OSError as error:
+            except Exception as error:
                 failure = error
         self._all_or_none(failure)
 
     def load(self, folder: str | Path) -> None:
-        """Take the rows that any number of ranks saved there. Refused files leave all as it was."""
-        failure, files = None, []
+        """Take the rows that any number of ranks saved there. Refused files leave all as it was.
+
+        Only if reading fails after every file was found whole must the store be loaded again.
+        """
+        failure, digest = None, 0
         try:
-            files = arrow.read_manifest(Path(folder), self.num_samples, self.prior)
+            files, digest = arrow.read_manifest(Path(folder), self.num_samples, self.prior)
             # Every file is read for its checksum once, not once by each rank
             arrow.verify(files[self.rank :: self.world_size])
             mine = arrow.Part(files, self.rank, self.world_size)
             mine.check_complete(self.num_samples)
-        except (OSError, InputError) as error:
+        except Exception as error:  # the other ranks must hear of it
             failure = error
         self._all_or_none(failure)
+        if len(set(self._gather([digest]).ravel())) > 1:
+            raise InputError(f"{folder} is not what other ranks load: give all the same folder")
         self._go_home()
-        for samples, rows, visits in mine:
-            slots = torch.from_numpy(samples // self.world_size).to(self.device)
-            self._put(slots, torch.from_numpy(rows), torch.from_numpy(visits))
+        try:
+            for samples, rows, visits in mine:
+                slots = torch.from_numpy(samples // self.world_size).to(self.device)
+                self._put(slots, torch.from_numpy(rows), torch.from_numpy(visits))
+        except Exception as error:
+            failure = error
+        self._all_or_none(failure)
 
     # Rows by slot
 
@@ -218,6 +234,7 @@ class Targets:
     ) -> tuple[Tensor, bool]:
         """The slots of the index (-1: padding) and whether there is padding; or an InputError."""
         expect_shape("index", index, (index.numel(),))
+        expect_integers("index", index)
         samples = index.to(self.device, torch.int64)
         self._arrive(samples)
         known = (samples >= 0) & (samples < self.num_samples)

@@ -3,6 +3,7 @@
 Before an epoch the rows move to the ranks that will visit them; the steps touch local memory only.
 """
 
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class ShardedTargets(Targets):
     exchange: "bulk" moves all rows in `begin_epoch`, at most chunk_rows at a time. "stream" moves
         there only what the first steps need; reading or updating the rows of a step then waits for
         those that were sent for at the step before, and sends for those of the next one. Steps
-        are to be visited in order.
+        are to be visited in order, by all ranks alike; `evidence` and `visits` count as visits.
     device: where the rows live. They travel through the GPU if the group has NCCL only, and through
         the CPU if it has gloo only.
     """
@@ -61,6 +62,8 @@ class ShardedTargets(Targets):
             raise InputError(f"chunk_rows is {chunk_rows}: give 1 or more")
         self.group, self.exchange, self.chunk_rows = group, exchange, chunk_rows
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise InputError("this process is not in the group: make the store on its members only")
         share = -(-num_samples // self.world_size)
         super().__init__(num_samples, prior, share + migrate.slack_rows(self.world_size), device)
         self.sent_bytes = 0  # by this rank, in all exchanges so far
@@ -87,9 +90,18 @@ class ShardedTargets(Targets):
 
     def begin_epoch(self, order: Order) -> None:
         """Bring the rows that this rank will visit here, from wherever the last epoch left them."""
-        check_order(order, self.num_samples, self.world_size)
+        failure: Exception | None = None
+        try:
+            check_order(order, self.num_samples, self.world_size)
+        except InputError as error:
+            failure = error
+        self._all_or_none(failure)
         self._finish()
-        plan = migrate.plan(order, self._holder, self.rank, by_visit=self.exchange == "stream")
+        try:
+            plan = migrate.plan(order, self._holder, self.rank, by_visit=self.exchange == "stream")
+        except InputError as error:
+            failure = error
+        self._all_or_none(failure)
         head_start = self._agree(plan, order)
         self._holder = plan.holder
         if not plan.counts.any():
@@ -98,7 +110,7 @@ class ShardedTargets(Targets):
             self._moves = _Moves(plan, plan.rounds(self._rows_a_round))
             self._finish()
         else:
-            self._moves = _Moves(plan, max(1, order.steps))
+            self._moves = _Moves(plan, order.steps)
             self._visiting = _Visiting.of(order, self.rank)
             # One at least: in the last step, where a rank may have padding only and ask for
             # nothing, all has then been sent for.
@@ -112,7 +124,9 @@ class ShardedTargets(Targets):
 
         The backends do not notice splits that disagree: they would mix up rows without a word.
         """
-        facts = [*migrate.digest(order, self._holder), self.exchange == "bulk", self.chunk_rows]
+        prior = zlib.crc32(repr(self.prior).encode())
+        own = [prior, self.exchange == "bulk", self.chunk_rows]
+        facts = [*migrate.digest(order, self._holder), *own]
         everyone = self._gather([*facts, plan.head_start])
         differ = np.flatnonzero((everyone[:, :-1] != everyone[0, :-1]).any(1))
         if len(differ):
@@ -173,7 +187,9 @@ class ShardedTargets(Targets):
         """Room to send or receive rows with their visits, reused from round to round."""
         # New memory for every round takes longer than filling it
         if name not in self._parcels or len(self._parcels[name]) < rows:
-            shape = rows, self.prior.num_classes + 1
+            self._parcels.pop(name, None)
+            # A later round may have a row more for each peer
+            shape = rows + self.world_size, self.prior.num_classes + 1
             self._parcels[name] = torch.empty(shape, dtype=torch.float16, device=device)
         return self._parcels[name][:rows]
 

@@ -89,7 +89,7 @@ def test_reads_what_several_ranks_saved(tmp_path, world_size):
 def test_a_part_is_read_by_those_who_hold_it(tmp_path):
     store = trained()
     save_as(tmp_path, store, 3)
-    files = arrow.read_manifest(tmp_path, N, PRIOR)
+    files, _ = arrow.read_manifest(tmp_path, N, PRIOR)
     for rank in range(4):
         part = arrow.Part(files, rank, 4)
         part.check_complete(N)
@@ -188,11 +188,12 @@ def test_an_incomplete_save_is_refused(tmp_path):
     rows, visits = store._rows.numpy(), store._visits.numpy()
     for samples, match in (
         (np.arange(N - 1), "no row of sample 40"),
-        (np.r_[:N, 3], "another file"),
+        (np.r_[:N, 3], "there already"),
+        (np.r_[3, :N], "there already"),
     ):
         chunks = [(samples[:30], rows[samples[:30]], visits[samples[:30]])]
         chunks.append((samples[30:], rows[samples[30:]], visits[samples[30:]]))
-        folder = tmp_path / match
+        folder = tmp_path / str(len(samples) + samples[0])
         saved = arrow.write_shard(folder, 0, 1, N, PRIOR, chunks, None)
         arrow.write_manifest(folder, N, PRIOR, [(saved.rows, saved.size, saved.crc32)])
         refused(folder, match)

@@ -445,3 +445,12 @@ def check_triton() -> None:
 
 if __name__ == "__main__":
     check_triton()
+
+
+def test_a_second_derivative_is_refused_and_not_dropped():
+    prior = Dirichlet(4, 0.9, 5.0)
+    logits = torch.randn(2, 4, requires_grad=True)
+    rows, visits = torch.zeros(2, 4, dtype=torch.float16), torch.zeros(2, dtype=torch.uint16)
+    loss = fused_step(logits, torch.tensor([0, 1]), torch.arange(2), rows, visits, prior).mean()
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        torch.autograd.grad(loss, logits, create_graph=True)

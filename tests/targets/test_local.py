@@ -1,5 +1,6 @@
 """LocalTargets: what it computes, what it refuses, and the other methods that it serves."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -219,3 +220,83 @@ class TestOtherMethods:
         torch.testing.assert_close(
             scale[:, None] * store.evidence(index).double(), t, rtol=2e-3, atol=1e-7
         )
+
+
+def test_visits_takes_no_memory_for_rows():
+    """At ImageNet's size a float32 copy of the rows would be gigabytes."""
+    store = LocalTargets(20_000, Dirichlet(2000, 0.9, 5.0))
+    store._take = lambda *_: pytest.fail("rows were read")
+    assert store.visits(torch.arange(-1, 20_000)).sum() == 0
+
+
+def test_answers_are_float32_whatever_the_default_is():
+    store, index = LocalTargets(4, Dirichlet(3, 0.9, 5.0)), torch.arange(4)
+    labels, logits = torch.tensor([0, 1, 2, 0]), torch.zeros(4, 3, dtype=torch.float32)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert store.step(logits, labels, index).dtype == torch.float32
+        assert store.read(index, labels).dtype == torch.float32
+        assert store.prior.prior(labels).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_any_integers_will_do_and_others_are_refused():
+    store, logits = LocalTargets(4, Dirichlet(3, 0.9, 5.0)), torch.zeros(2, 3)
+    index, labels = torch.tensor([1, 3], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.uint8)
+    store.step(logits, labels, index)
+    assert store.visits(torch.arange(4)).tolist() == [0, 1, 0, 1]
+    with pytest.raises(ValueError, match=r"labels has type torch.float32: give integers"):
+        store.read(index, torch.tensor([0.0, 1.5]))
+    with pytest.raises(ValueError, match=r"index has type torch.float32"):
+        store.visits(torch.tensor([0.9]))
+    with pytest.raises(ValueError, match=r"labels has shape \[4\]: give \[0\]"):
+        store.read(torch.zeros(0, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))
+    for tau in (0.0, -1.0, 1e-40, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="tau is"):
+            store.step(logits, labels, index, tau=tau)
+
+
+def test_numbers_of_numpy_make_a_prior_that_can_be_saved(tmp_path):
+    prior = Dirichlet(np.int64(3), np.float32(0.5), np.float64(5), np.float32(0))
+    LocalTargets(4, prior).save(tmp_path)
+    LocalTargets(4, Dirichlet(3, 0.5, 5.0)).load(tmp_path)
+
+
+def drifting(samples, K, epochs, seed):
+    """Logits of each epoch, in which the leading class changes, or grows ever more certain."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(samples, K, generator=generator)
+    certain = torch.arange(samples) % 2 == 0
+    for epoch in range(epochs):
+        logits = 0.97 * logits + 0.5 * torch.randn(samples, K, generator=generator)
+        now = 2 * logits
+        now[certain, 0] += 12 * epoch / epochs
+        yield now
+
+
+@pytest.mark.parametrize(
+    ("prior", "limit"),
+    [
+        (Dirichlet(10, 0.95, 1000.0), 0.01),
+        (Dirichlet(10, 0.85, 2000.0), 0.01),
+        (Dirichlet(1000, 0.99, 1000.0, 0.05), 0.001),
+    ],
+)
+def test_targets_stay_exact_over_200_epochs(prior, limit):
+    """The limits of the accuracy benchmark, on the store itself, against the paper's recursion."""
+    n, K = 24, prior.num_classes
+    store, index, labels = LocalTargets(n, prior), torch.arange(n), torch.arange(n) % K
+    y = torch.full((n, K), prior.epsilon, dtype=torch.float64)
+    y[index, labels] = prior.c
+    A = prior.A0
+    y /= A
+    for logits in drifting(n, K, 200, seed=0):
+        store.step(logits, labels, index)
+        p, w = logits.double().softmax(-1), 1 / (prior.gamma * A + 1)
+        y, A = (1 - w) * y + w * p, prior.gamma * A + 1
+    ours = store.read(index, labels).double()
+    gradient = p - y
+    assert ((ours - y).abs().sum(-1) / gradient.abs().sum(-1)).max() < limit
+    ours, y = ours / ours.sum(-1, keepdim=True), y / y.sum(-1, keepdim=True)
+    assert (y * (y.clamp(min=1e-300).log() - ours.clamp(min=1e-300).log())).sum(-1).max() < 1e-6

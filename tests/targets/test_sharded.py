@@ -307,6 +307,57 @@ def test_refuses_with_a_reason(ranks):
         assert "rank 1 has another order" in said["seed"]
 
 
+def wrong_on_one_rank(case, folders):
+    """Ranks that do not agree must all be told, none left waiting; → what each was told."""
+    rank, N, prior = dist.get_rank(), 40, Dirichlet(5, 0.9, 5.0)
+    odd = rank == 1
+    try:
+        if case == "prior":
+            store = ShardedTargets(N, Dirichlet(5, 0.95, 5.0) if odd else prior)
+            store.begin_epoch(EpochOrder(N, 2, MOST))
+        elif case == "order":
+            store = ShardedTargets(N, prior)
+            store.begin_epoch(EpochOrder(N + odd, 2, MOST))
+        else:
+            store = ShardedTargets(N, prior)
+            store.save(folders[0])
+            store.update(torch.tensor([rank]), torch.full((1, 5), 0.2))
+            store.save(folders[1])
+            store.load(folders[odd])
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("case", "told"), [("prior", "another store"), ("order", "num_samples is 41"), ("load", "same")]
+)
+def test_ranks_that_disagree_are_all_told(ranks, tmp_path, case, told):
+    said = ranks.run(wrong_on_one_rank, case, (str(tmp_path / "a"), str(tmp_path / "b")))
+    assert told in said[1] and "nothing" not in said
+
+
+def largest_parcels(chunk_rows):
+    store = ShardedTargets(4003, Dirichlet(50, 0.9, 5.0), chunk_rows=chunk_rows)
+    most, put = 0, store._put
+
+    def watched(*args):
+        nonlocal most
+        most = max(most, sum(parcel.nbytes for parcel in store._parcels.values()))
+        put(*args)
+
+    store._put = watched
+    for epoch in range(3):
+        store.begin_epoch(EpochOrder(4003, 8, MOST, epoch=epoch))
+    return most
+
+
+def test_an_exchange_takes_two_chunks_of_memory(ranks):
+    """What is sent and what is received, and a row a peer for each of the four parcels."""
+    for most in ranks.run(largest_parcels, 256):
+        assert 0 < most <= (2 * 256 + 4 * MOST) * 2 * (50 + 1)
+
+
 def load_damaged(folder):
     store = ShardedTargets(40, Dirichlet(5, 0.9, 5.0))
     own = torch.arange(dist.get_rank(), 40, MOST)
