@@ -149,7 +149,8 @@ class Loader:
         """[≤rows, H, W, 3] → normalised float32 [rows, 3, resolution, resolution]."""
         shape = (rows, 3, resolution, resolution)
         if pixels is None:
-            return torch.zeros(shape, device=self.device).to(memory_format=torch.channels_last)
+            nothing = torch.zeros(shape, dtype=torch.float32, device=self.device)
+            return nothing.to(memory_format=torch.channels_last)
         images = pixels.permute(0, 3, 1, 2)
         if images.dtype == torch.uint8:
             images = normalized(images, self._mean, self._std)

@@ -8,7 +8,7 @@ from dps_dist.data.augment import denormalized
 from dps_dist.data.loader import Batch
 from dps_dist.data.manifest import Manifest
 
-TILE, CAPTION, GAP = 96, 16, 6
+TILE, CAPTION, GAP = 96, 32, 6
 INK, WRONG, PAPER = (40, 40, 40), (200, 30, 30), (250, 250, 250)
 
 
@@ -29,8 +29,8 @@ def sheet(batch: Batch, data: Data, manifest: Manifest, columns: int = 8) -> Ima
         tile = Image.fromarray(np.ascontiguousarray(pixels[k]))
         page.paste(tile.resize((TILE, TILE), Image.Resampling.NEAREST), (x, y))
         clean = int(manifest.clean_labels[index])
-        text = manifest.class_names[label]
+        names = [manifest.class_names[label][:15]]
         if label != clean:
-            text = f"{text} (is {manifest.class_names[clean]})"
-        draw.text((x, y + TILE + 2), text[:18], WRONG if label != clean else INK)
+            names.append(f"is {manifest.class_names[clean]}"[:15])
+        draw.text((x, y + TILE + 2), "\n".join(names), WRONG if label != clean else INK)
     return page
