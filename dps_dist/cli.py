@@ -66,11 +66,11 @@ def prepare(
     workers: Annotated[int, typer.Option(help="Writing processes; 0: one a core.")] = 0,
 ) -> None:
     """Turn a data set into .beton files, once, for all later runs."""
-    from dps_dist.data.sources import open_source, source_splits
+    from dps_dist.data.sources import SOURCES, open_source, source_splits
     from dps_dist.data.write import ImageOptions, already_prepared, write_split
 
-    folders_of_images = source in ("imagefolder", "tinyimagenet")
-    stored = mode if mode != "auto" else "mixed" if folders_of_images else "raw"
+    photographs = source in SOURCES and SOURCES[source].photographs
+    stored = mode if mode != "auto" else "mixed" if photographs else "raw"
     options = ImageOptions(stored, max_side, jpeg_share, quality)
     prepared = {"source": source, "root": str(root.absolute()) if root else None}
     there = tuple(sorted(file.stem for file in out.glob("*.parquet")))

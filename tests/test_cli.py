@@ -12,6 +12,7 @@ from PIL import Image
 
 from dps_dist import recipes
 from dps_dist.cli import main
+from dps_dist.data import manifest as manifests
 from tests.conftest import write_photos
 
 
@@ -44,6 +45,7 @@ def assert_sentence(result, *parts):
 def test_prepare_preview_and_check(dps, tmp_path):
     code, out, _ = dps("prepare", "digits", "data/my digits")
     assert code == 0 and "train.beton: 1,200 images" in out and "val.beton: 597 images" in out
+    assert manifests.read("data/my digits", "train").prepared["images"]["mode"] == "raw"
     before = Path("data/my digits/train.beton").stat()
     code, out, _ = dps("prepare", "digits", "data/my digits")
     assert code == 0 and out.count("already prepared") == 2
@@ -68,6 +70,7 @@ def test_prepare_images_of_folders(dps, tmp_path):
     write_photos(tmp_path / "photos", per_class=4)
     code, out, _ = dps("prepare", "imagefolder", "out", "--from", "photos", "--max-side", 64)
     assert code == 0 and "train.beton: 8 images" in out
+    assert manifests.read("out", "train").prepared["images"]["mode"] == "mixed"
     code, out, _ = dps("prepare", "imagefolder", "one", "--from", "photos", "--split", "val")
     assert code == 0 and sorted(p.name for p in Path("one").iterdir()) == [
         "val.beton",

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from ffcv.fields.rgb_image import RGBImageField
 from ffcv.loader import OrderOption
 from ffcv.loader.epoch_iterator import EpochIterator
 from ffcv.transforms import ToDevice, ToTensor
@@ -253,8 +252,7 @@ def loader_threads(data: Data) -> int:
 
 def _one_size(reader: Any, beton: Path) -> int:
     """The side of the stored images, which must be squares of one size."""
-    name = next(n for n, f in reader.handlers.items() if isinstance(f, RGBImageField))
-    table = reader.metadata[f"f{reader.field_names.index(name)}"]
+    table = reader.metadata[f"f{reader.field_names.index('image')}"]
     sides = np.unique(np.stack([table["height"], table["width"]]))
     if len(sides) > 1:
         raise InputError(

@@ -64,12 +64,14 @@ class SourceSpec:
     """description: one line for `dps prepare --help`.
     home: where the data set is officially had.
     embedded: it comes with an installed package and needs no root.
+    photographs: its images are large and of many sizes, so that `dps prepare` keeps some as JPEG.
     """
 
     opens: SourceClass
     description: str
     home: str
     embedded: bool = False
+    photographs: bool = False
 
 
 CORRUPTED = "https://zenodo.org/records/2535967"
@@ -78,11 +80,13 @@ SOURCES: dict[str, SourceSpec] = {
         ImageFolder,
         "class folders of images, as ImageNet: train/<class>/*, val/<class>/*",
         "https://image-net.org/download.php (ImageNet)",
+        photographs=True,
     ),
     "tinyimagenet": SourceSpec(
         TinyImageNet,
         "TinyImageNet, 200 classes at 64×64, in its own layout",
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        photographs=True,
     ),
     "cifar10": SourceSpec(
         Cifar10,
