@@ -74,7 +74,7 @@ def train_and_save(N: int, folder: str, repeats: int) -> dict[str, Any]:
 def load(N: int, folder: str) -> dict[str, Any]:
     store = ShardedTargets(N, PRIOR)
     seconds = timed(store.load, folder)
-    visits = store._gather([int(store.visits(store._held()).sum())]).sum()
+    visits = store._gather([int(store.visits(store.held()).sum())]).sum()
     return {"load": seconds, "visits": int(visits)}
 
 

@@ -139,6 +139,80 @@ def preview(
 
 
 @app.command(
+    epilog=_examples(
+        "dps train digits --workers 2 --name first",
+        "dps train cifar10-resnet18 --set method.gamma=.97 --set method.c=2000",
+        "dps train imagenet-resnet152 --workers 8:64 --out s3://bucket/runs --name imagenet",
+        "dps train --name imagenet --out s3://bucket/runs --resume",
+    )
+)
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe's name or file. [default: digits]")
+    ] = None,
+    settings: Settings = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N | MIN:MAX", help="Worker processes, fixed or elastic."),
+    ] = None,
+    out: Annotated[
+        str, typer.Option(help="Where run folders are: a folder, s3://, gs://.")
+    ] = "runs",
+    name: Annotated[str | None, typer.Option(help="The run's folder in --out.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run --name from its last checkpoint.")
+    ] = False,
+) -> None:
+    """Train a model on a Ray cluster, or on this machine where there is none."""
+    from dps_dist.launch import runs
+    from dps_dist.launch.display import Display
+    from dps_dist.launch.ray_train import train as start
+
+    asked = [*(settings or ()), *([f"launch.workers={workers}"] if workers else [])]
+    run = runs.open_run(recipe, asked, out, name, resume)
+    if run.is_finished:
+        _say(f"{run.storage} is finished: `dps report {run.storage}` shows it")
+        return
+    display = Display(console)
+    try:
+        start(run, display)
+    finally:
+        display.close()
+
+
+@app.command(
+    epilog=_examples(
+        "dps report runs/digits-dps",
+        "dps report runs/digits-dps runs/digits-baseline",
+        "dps report runs/* --out curves.png",
+    )
+)
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders that `dps train` wrote.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page, .html, or only its curves, .png or .svg. "
+            "Default: RUN/report/index.html; of several runs, report.html beside them."
+        ),
+    ] = None,
+) -> None:
+    """Compare runs: a table here, and a page with curves and what differs between them."""
+    from dps_dist.report import html, plots, tables
+
+    # `dps report runs/*` names also the page that it wrote there before.
+    folders = [folder for folder in dict.fromkeys(runs) if folder.suffix != ".html"] or runs
+    found = [tables.read(folder) for folder in folders]
+    out = out or html.default_out(found)
+    write = plots.save if out.suffix.lower() in (".png", ".svg") else html.write
+    written = write(found, out)
+    console.print(tables.compare(found, console.width))
+    _say(f"written to {written}")
+
+
+@app.command(
     name="recipes",
     epilog=_examples("dps recipes", "dps recipes show digits --set data.batch_size=128"),
 )

@@ -11,6 +11,9 @@ Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Pixels = Annotated[int, Field(ge=1, le=8192)]
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
+Above0 = Annotated[FiniteFloat, Field(gt=0)]
+AtLeast0 = Annotated[FiniteFloat, Field(ge=0)]
+BelowOne = Annotated[FiniteFloat, Field(ge=0, lt=1)]
 Channels = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
 
 
@@ -52,6 +55,9 @@ class Data(Section):
     path: str = Field("data/digits", description="folder that `dps prepare` wrote")
     noise: Noise = Field(Noise(), description="label noise, none by default")
     batch_size: Positive = Field(64, description="images a step over all workers")
+    max_per_worker: Positive | None = Field(
+        None, description="images at once on a worker; more are accumulated over several passes"
+    )
     shuffle: Literal["global", "shard", "none"] = Field(
         "global", description="permute over all samples, inside each rank's shard, or not at all"
     )
@@ -95,6 +101,13 @@ class Augment(Section):
         (3 / 4, 4 / 3), description="crop=resized: least and largest width/height"
     )
 
+    mix: Literal["none", "cutmix", "cutout", "mixup"] = Field(
+        "none", description="what is done to whole batches; DPS does it to half of each"
+    )
+    mix_probability: Fraction = Field(1.0, description="share of the batches that are mixed")
+    mix_alpha: Above0 = Field(1.0, description="cutmix, mixup: λ ~ Beta(alpha, alpha)")
+    cutout_size: Pixels = Field(16, description="cutout: side of the square that is blanked")
+
     @model_validator(mode="after")
     def _ranges_ascend(self) -> "Augment":
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
@@ -115,9 +128,118 @@ class Model(Section):
     )
 
 
+class Baseline(Section):
+    """Cross-entropy with the labels."""
+
+    name: Literal["baseline"] = Field("baseline", description="the method")
+
+
+class DPS(Section):
+    """Deep Probabilistic Supervision: the paper's symbols, and where its targets live."""
+
+    name: Literal["dps"] = Field("dps", description="the method")
+    gamma: Fraction = Field(0.95, description="discount γ of earlier predictions")
+    c: Above0 = Field(1000.0, description="prior count of the label")
+    epsilon: AtLeast0 = Field(0.0, description="prior count ε of every other class")
+    tau: Annotated[FiniteFloat, Field(ge=1e-3, le=1e3)] = Field(
+        1.0, description="temperature τ: the loss sees the target to the power 1/τ; 0.8 under noise"
+    )
+    device: Literal["auto", "cuda", "cpu"] = Field(
+        "auto", description="where the targets live; auto: with the model if they fit beside it"
+    )
+    exchange: Literal["bulk", "stream"] = Field(
+        "bulk", description="move targets between workers before an epoch, or a step ahead"
+    )
+
+
+# A row a method: its settings here, its code in methods/<name>.py.
+Method = Annotated[Baseline | DPS, Field(discriminator="name")]
+
+
+class Optim(Section):
+    name: Literal["adam", "adamw", "sgd"] = Field("adam", description="the optimizer")
+    lr: Above0 = Field(0.01, description="highest learning rate, for the whole global batch")
+    schedule: Literal["onecycle", "cosine", "constant"] = Field(
+        "onecycle", description="1cycle, or cosine to 0, or constant, the last two after warm-up"
+    )
+    warmup_epochs: AtLeast0 = Field(0.0, description="cosine, constant: linear warm-up")
+    momentum: BelowOne = Field(0.9, description="sgd: momentum")
+    nesterov: bool = Field(False, description="sgd: Nesterov's momentum")
+    betas: tuple[BelowOne, BelowOne] = Field((0.9, 0.999), description="adam, adamw: β1, β2")
+    weight_decay: AtLeast0 = Field(0.0, description="weight decay")
+    decay_norms_and_biases: bool = Field(
+        True, description="decay normalisation weights and biases like all others"
+    )
+    clip_norm: Above0 | None = Field(None, description="clip gradients to this norm")
+    ema: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = Field(
+        None, description="keep a moving average of the weights with this decay, and evaluate it"
+    )
+
+
+class Checkpoint(Section):
+    """When the state is saved, and how many are kept."""
+
+    every_epochs: Positive = Field(1, description="save after every so many epochs")
+    every_steps: Count = Field(0, description="also after every so many steps; 0: not")
+    every_minutes: AtLeast0 = Field(0.0, description="also after so many minutes; 0: not")
+    keep_last: Positive = Field(2, description="keep the newest so many")
+    keep_best: bool = Field(True, description="also keep the one with the best accuracy")
+
+
 class Train(Section):
     epochs: Positive = Field(40, description="passes over the training set")
     seed: Count = Field(0, description="decides order, crops, flips and initial weights")
+    amp: Literal["none", "bfloat16", "float16"] = Field(
+        "none", description="mixed precision; float16 needs a GPU and scales the loss"
+    )
+    compile: bool = Field(False, description="torch.compile the model")
+    channels_last: bool = Field(True, description="keep channels innermost in memory")
+    sync_batchnorm: bool = Field(False, description="batch norm over all workers; GPUs only")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="when to save")
+
+
+class Evaluate(Section):
+    split: str = Field("val", description="split that is evaluated")
+    every_epochs: Positive = Field(1, description="evaluate after every so many epochs")
+    batch_size: Positive | None = Field(
+        None, description="images at once over all workers; none stands for data.batch_size"
+    )
+
+
+class Launch(Section):
+    """How Ray runs it; changing these does not change what is computed, but for `workers`."""
+
+    workers: int | str = Field(
+        1, description="worker processes, or MIN:MAX, as many as the cluster has at the time"
+    )
+    cpus_per_worker: Above0 = Field(1.0, description="CPUs of a worker, and its threads")
+    gpus_per_worker: AtLeast0 | None = Field(
+        None, description="GPUs of a worker; none: 1 where the cluster has any"
+    )
+    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
+        "PACK", description="Ray's placement strategy for the workers"
+    )
+    max_failures: Annotated[int, Field(ge=-1)] = Field(
+        3, description="restarts after lost workers; -1: without limit"
+    )
+    timeout_s: Above0 = Field(300.0, description="seconds until a silent peer counts as lost")
+    resize_interval_s: Above0 = Field(60.0, description="MIN:MAX: seconds between looks for nodes")
+
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """The least and the largest number of workers."""
+        least, _, most = str(self.workers).partition(":")
+        return int(least), int(most or least)
+
+    @model_validator(mode="after")
+    def _counts_workers(self) -> "Launch":
+        try:
+            least, most = self.worker_range
+        except ValueError:
+            least, most = 0, 0
+        if not 1 <= least <= most:
+            raise ValueError(f"workers is {self.workers!r}: give a number such as 2, or 1:4")
+        return self
 
 
 class Config(Section):
@@ -126,4 +248,8 @@ class Config(Section):
     data: Data = Field(Data(), description="images, labels, batches")
     augment: Augment = Field(Augment(), description="what happens to an image")
     model: Model = Field(Model(), description="the classifier")
-    train: Train = Field(Train(), description="how long, and from which seed")
+    method: Method = Field(DPS(), description="what it learns from: `name`, and its own fields")
+    optim: Optim = Field(Optim(), description="optimizer and schedule")
+    train: Train = Field(Train(), description="how long, from which seed, how exactly")
+    evaluate: Evaluate = Field(Evaluate(), description="what is measured while training")
+    launch: Launch = Field(Launch(), description="workers, resources, failures")

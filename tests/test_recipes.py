@@ -5,6 +5,7 @@ import yaml
 
 from dps_dist import recipes
 from dps_dist.config import Config
+from dps_dist.config import DPS, Baseline
 from dps_dist.errors import InputError
 from dps_dist.models import build
 
@@ -81,7 +82,13 @@ def test_set_overrides_any_field():
     ("setting", "said"),
     [
         ("data.batchsize=3", "data.batchsize is not a field .* did you mean batch_size"),
-        ("optics.lr=3", "optics is not a field .* known here are data, augment"),
+        ("zzz.lr=3", "zzz is not a field .* known here are data, augment"),
+        ("method.gama=.9", "method.gama is not a field .* did you mean gamma"),
+        ("method.gamma=2", r"method.gamma is 2: .* less than or equal to 1 \(discount γ"),
+        ("method.name=foo", 'method.name is "foo": give one of baseline, dps'),
+        ("method=3", "method is 3: should be an object"),
+        ("launch.workers=0", "launch.workers is 0: give a number such as 2, or 1:4"),
+        ("launch.workers=3:2", "launch.workers is '3:2': give a number such as 2, or 1:4"),
         ("data.batch_size=0", "data.batch_size is 0: should be greater than or equal to 1"),
         ("data.batch_size=abc", 'data.batch_size is "abc": should be a valid integer .images a'),
         ("data.batch_size=true", "data.batch_size is true: should be a valid integer"),
@@ -123,6 +130,19 @@ def test_a_wrong_setting_gets_its_sentence(setting, said):
     with pytest.raises(InputError, match=said) as caught:
         recipes.load("digits", [setting])
     assert "\n" not in str(caught.value)
+
+
+def test_another_method_leaves_nothing_of_the_old_one():
+    assert recipes.load("digits", ["method.c=5", "method.gamma=.5"]).method == DPS(c=5, gamma=0.5)
+    other = recipes.load("digits", ["method.c=5", "method.name=baseline"])
+    assert other.method == Baseline()
+    assert recipes.load("digits", ["method.c=5", "method.name=dps"]).method == DPS(c=5)
+
+
+def test_numbers_with_a_colon_are_no_sexagesimals():
+    assert recipes.load("digits", ["launch.workers=1:2"]).launch.worker_range == (1, 2)
+    assert recipes.load("digits", ["launch.workers=3"]).launch.worker_range == (3, 3)
+    assert recipes.load("digits", ["train.seed=0x10"]).train.seed == 16
 
 
 def test_two_wrong_fields_are_both_named():

@@ -1,6 +1,6 @@
 """Batch-level augmentation: CutMix, CutOut, MixUp, strong views, and the half-batch split.
 
-Pure functions of their inputs and a generator that `generator(seed, epoch, step)` makes; the loader
+Pure functions of their inputs and a generator that `generator(seed, epoch, …)` makes; the loader
 has done the crops and flips before. Shapes: images [B, C, H, W], normalised.
 """
 
@@ -29,9 +29,12 @@ class Mixed:
         return self.lam * targets + (1 - self.lam) * targets[self.partner]
 
 
-def generator(seed: int, epoch: int, step: int) -> torch.Generator:
-    """Randomness of one step, on the CPU: the same after a restart, on any device."""
-    state = SeedSequence([seed, epoch, step]).generate_state(1, "uint64")[0]
+def generator(*key: int) -> torch.Generator:
+    """Randomness of one step, on the CPU: the same after a restart, on any device.
+
+    key: what the step is known by, such as seed, epoch and its number.
+    """
+    state = SeedSequence(key).generate_state(1, "uint64")[0]
     return torch.Generator().manual_seed(int(state >> 1))
 
 

@@ -5,7 +5,7 @@ One Loader serves all epochs of a split: `for batch in loader.epoch(order, rank)
 
 import os
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ class Batch:
 
     images: float32 [B, 3, H, W], normalised, channels_last; labels, index: int64 [B];
     weight: float32 [B], 1, or 0 for padding (whose index is −1);
-    other_views: further random views of the same samples, each like images.
+    other_views: further random views of the same samples, each like images;
+    padding: how many of the last rows are padding.
     """
 
     images: Tensor
@@ -43,10 +44,19 @@ class Batch:
     index: Tensor
     weight: Tensor
     other_views: tuple[Tensor, ...] = ()
+    padding: int = 0
 
     def clone(self) -> "Batch":
         views = tuple(view.clone() for view in self.other_views)
-        return Batch(self.images.clone(), self.labels, self.index, self.weight, views)
+        return replace(self, images=self.images.clone(), other_views=views)
+
+    def rows(self, start: int, stop: int) -> "Batch":
+        """A part of the batch, without copying."""
+        cut = slice(start, stop)
+        views = tuple(view[cut] for view in self.other_views)
+        tensors = (self.images[cut], self.labels[cut], self.index[cut], self.weight[cut])
+        padding = min(max(stop - (len(self.images) - self.padding), 0), stop - start)
+        return Batch(*tensors, views, padding)
 
 
 class Loader:
@@ -117,9 +127,9 @@ class Loader:
         resolution = resolution or self.resolution
         self._decoder.start_epoch(order.epoch, self._stored_size or resolution)
         self._ffcv.batch_size = order.batch_size
-        column = order.assignment[:, rank]
+        by_step = order.assignment[:, rank].reshape(order.steps, order.batch_size)
         torch_threads = torch.get_num_threads()
-        self._running = _EpochThread(self._ffcv, column[column != PADDING].astype(np.int64))
+        self._running = _EpochThread(self._ffcv, by_step)
         try:
             for step in range(order.steps):
                 index = order.batch(step, rank)
@@ -142,7 +152,8 @@ class Loader:
             for view in range(self._decoder.views)
         ]
         labels = torch.where(where != PADDING, self._labels[where.clamp(min=0)], 0)
-        return Batch(views[0], labels, where, weight, tuple(views[1:]))
+        padding = int((index == PADDING).sum())
+        return Batch(views[0], labels, where, weight, tuple(views[1:]), padding)
 
     def _images(self, pixels: Tensor | None, rows: int, resolution: int) -> Tensor:
         """[≤rows, H, W, 3] → normalised float32 [rows, 3, resolution, resolution]."""
@@ -266,8 +277,16 @@ class _EpochThread(EpochIterator):  # type: ignore[misc]
     """FFCV's reading thread, which here can be stopped and hands on what went wrong in it."""
 
     error: BaseException | None = None
+    stopped = False
+
+    def __init__(self, loader: MappedLoader, by_step: NDArray[np.int32]) -> None:
+        # FFCV cuts a flat order into equal batches; a rank's may be shorter by a sample
+        steps = [step[step != PADDING].astype(np.int64) for step in by_step]
+        self.steps = [samples for samples in steps if len(samples)]
+        super().__init__(loader, np.concatenate([np.zeros(0, np.int64), *self.steps]))
 
     def run(self) -> None:
+        self.iter_ixes = iter(samples for samples in self.steps if not self.stopped)
         try:
             super().run()
         except BaseException as error:  # it must reach the thread that waits for batches
@@ -281,7 +300,7 @@ class _EpochThread(EpochIterator):  # type: ignore[misc]
             raise self.error or RuntimeError("FFCV delivered fewer batches than asked") from None
 
     def stop(self) -> None:
-        self.iter_ixes = iter(())  # after the batch in work there is no further one
+        self.stopped = True  # after the batch in work there is no further one
         while self.is_alive():
             while not self.output_queue.empty():
                 self.output_queue.get_nowait()

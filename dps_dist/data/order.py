@@ -5,7 +5,7 @@ It depends on nothing but its own fields, so every rank knows every rank's epoch
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,17 @@ class EpochOrder:
     partitions.
 
     batch_size: samples a rank visits in a step.
+    global_batch: samples of a step over all ranks, if it is not world_size * batch_size. The deal
+        goes on from step to step, so that no rank gets more than its share of an epoch, and a rank
+        with a sample less has PADDING in the last place of its batch::
+
+            num_samples=8, world_size=3, batch_size=2, global_batch=4, the same permutation
+
+                  step 0    step 1
+            rank 0  5 0       1 -
+            rank 1  2 -       3 4
+            rank 2  7 -       6 -
+
     drop_last: leave out the last incomplete global batch; otherwise it is filled with PADDING.
     position: how many samples of this epoch were visited before an interruption. The order
         continues there with any world size (`shard`: with the same one, which its partitions
@@ -47,6 +58,13 @@ class EpochOrder:
     shuffle: Shuffle = "global"
     drop_last: bool = True
     position: int = 0
+    global_batch: int | None = None
+
+    @classmethod
+    def of_batch(cls, num_samples: int, global_batch: int, world_size: int, **fields: Any) -> Self:
+        """The order whose steps visit `global_batch` samples, on any number of ranks."""
+        share = -(-global_batch // world_size)
+        return cls(num_samples, share, world_size, global_batch=global_batch, **fields)
 
     def __post_init__(self) -> None:
         for field, least in (
@@ -65,7 +83,15 @@ class EpochOrder:
             raise ValueError(
                 f"position is {self.position}: give at most num_samples, {self.num_samples}"
             )
-        between_ranks = self.position % self.world_size and self.position < self.num_samples
+        room = self.world_size * self.batch_size
+        if not room - self.world_size < self.global_batch_size <= room:
+            raise ValueError(
+                f"global_batch is {self.global_batch}: give {room - self.world_size + 1} to "
+                f"{room}, which {self.world_size} ranks with batch_size {self.batch_size} share"
+            )
+        even = self.global_batch_size == room
+        between_ranks = even and self.position % self.world_size
+        between_ranks = between_ranks and self.position < self.num_samples
         if self.shuffle == "shard" and between_ranks:
             raise ValueError(
                 f"position is {self.position}: with shuffle='shard' it must be a multiple of "
@@ -80,14 +106,21 @@ class EpochOrder:
 
     @property
     def global_batch_size(self) -> int:
-        return self.world_size * self.batch_size
+        return self.global_batch or self.world_size * self.batch_size
 
     @cached_property
     def assignment(self) -> NDArray[np.int32]:
         """The whole epoch [steps * batch_size, world_size]: column r is what rank r visits."""
-        dealt = np.full((self.steps * self.batch_size, self.world_size), PADDING, np.int32)
-        visits = self._visits()[self.position : self.position + dealt.size]
-        dealt.reshape(-1)[: len(visits)] = visits
+        W, G = self.world_size, self.global_batch_size
+        dealt = np.full((self.steps, self.batch_size * W), PADDING, np.int32)
+        visits = self._visits()[self.position : self.position + self.steps * G]
+        if W * self.batch_size == G:
+            dealt.reshape(-1)[: len(visits)] = visits
+        else:
+            step, place = np.divmod(np.arange(len(visits)), G)
+            rank = (self.position + np.arange(len(visits))) % W
+            dealt[step, place // W * W + rank] = visits
+        dealt = dealt.reshape(-1, W)
         dealt.flags.writeable = False  # shared by the loader and the store
         return dealt
 

@@ -19,12 +19,22 @@ from dps_dist.errors import InputError
 
 FOLDER = Path(__file__).parent
 DEFAULT = "digits"
+DEFAULT_METHOD = "dps"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-4 as text; everyone means the number."""
+    """YAML 1.1 reads 1e-4 as text and 1:4 as 64; everyone means the number, and the text."""
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, rule) for tag, rule in rules if tag != "tag:yaml.org,2002:int"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0o?[0-7_]+|0b[01_]+)$"),
+    list("-+0123456789"),
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)$"),
@@ -54,6 +64,8 @@ def resolve(fields: Mapping[str, Any], settings: Iterable[str] = (), *, where: s
         if not equals or not all(path.split(".")):
             raise InputError(f"--set {setting}: write it as section.field=value")
         merged = _merge(merged, _nested(path.split("."), _parse(value, f"--set {setting}")))
+    if isinstance(merged.get("method"), dict):
+        merged["method"] = {"name": DEFAULT_METHOD, **merged["method"]}
     try:
         # Strict, and through JSON: text is no number and true is no 1, but a list may fill a tuple.
         text = json.dumps(merged, default=_date)
@@ -83,9 +95,15 @@ def _read(name: str) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{file} is not a text file: a recipe is YAML in UTF-8") from None
-    fields = _parse(text, str(file)) or {}
+    return parse(text, str(file))
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """The fields in a recipe's text, or in a run's config.yaml, whose `run` facts are left out."""
+    fields = _parse(text, where) or {}
     if not isinstance(fields, dict):
-        raise InputError(f"{file}: a recipe is a mapping of sections, such as `data:`")
+        raise InputError(f"{where}: a recipe is a mapping of sections, such as `data:`")
+    fields.pop("run", None)
     return fields
 
 
@@ -108,10 +126,16 @@ def _extended(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` wins; sections are merged field by field, everything else is replaced."""
+    """`over` wins; sections are merged field by field, everything else is replaced.
+
+    Another `name` (of a method) leaves nothing of the old one's fields.
+    """
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(merged.get(key), dict) and isinstance(value, dict)
+        renamed = both and key == "method" and "name" in value
+        if renamed and value["name"] != merged[key].get("name", DEFAULT_METHOD):
+            both = False
         merged[key] = _merge(merged[key], value) if both else value
     return merged
 
@@ -138,8 +162,13 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _sentence(loc: tuple[int | str, ...], kind: str, value: Any, message: str) -> str:
-    path = ".".join(map(str, loc))
+    if kind == "union_tag_invalid":
+        tags = message.split("expected tags: ")[-1].replace("'", "")
+        return f"method.name is {json.dumps(value.get('name'))}: give one of {tags}"
     section, field = _field(loc)
+    if loc[0] == "method":  # pydantic puts the method's name in between
+        loc = ("method", *loc[2:])
+    path = ".".join(str(key) for key in loc if key not in ("int", "str"))
     if kind == "extra_forbidden" and section is not None:
         known = list(section.model_fields)
         close = difflib.get_close_matches(str(loc[-1]), known, 1)
@@ -157,13 +186,15 @@ def _field(loc: tuple[int | str, ...]) -> tuple[type[BaseModel] | None, str | No
     """The section that holds the field at `loc`, and the field's description."""
     section: type[BaseModel] | None = Config
     about = None
-    for key in loc:
+    for here, key in enumerate(loc):
         field = section.model_fields.get(str(key)) if section else None
         if field is None:
-            break
+            continue  # a method's name, or a place in a list
         about = field.description
         inner = [field.annotation, *getattr(field.annotation, "__args__", ())]
         models = [t for t in inner if isinstance(t, type) and issubclass(t, BaseModel)]
-        if models and key != loc[-1]:
-            section = models[0]
+        if models and here + 1 < len(loc):
+            tagged = [m for m in models if "name" in m.model_fields]
+            named = [m for m in tagged if m.model_fields["name"].default == loc[here + 1]]
+            section, about = (named or models)[0], None
     return section, about

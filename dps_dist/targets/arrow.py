@@ -1,12 +1,11 @@
 """Rows ↔ Arrow files, from any world size to any other; the stores' `save` and `load` call it.
 
 A folder holds one Arrow IPC file a rank and `targets.json`, written last, which names the files
-with their sizes and CRC-32 (3 GB/s here; SHA-256 1.6, BLAKE2b .7) and has a CRC-32 of its own.
-Without it, or when a byte of what it names has changed, nothing is loaded. There is no pickle.
+with their sizes and CRC-32 and has a CRC-32 of its own. Without it, or when a byte of what it
+names has changed, nothing is loaded. There is no pickle.
 """
 
 import json
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dps_dist.errors import InputError
+from dps_dist.targets.checksums import sealed, sum_of, summed, unsealed
 from dps_dist.targets.codec import FORMULA
 from dps_dist.targets.dirichlet import Dirichlet
 
@@ -46,53 +46,70 @@ def chunk_rows(num_classes: int) -> int:
     return max(1, CHUNK_BYTES // (2 * num_classes))
 
 
-def write_shard(
-    folder: Path,
-    rank: int,
-    world_size: int,
-    num_samples: int,
-    prior: Dirichlet,
-    chunks: Iterable[Chunk],
-    compression: str | None,
-) -> Saved:
-    """Write one rank's rows; they get their name only when they are complete."""
-    if compression not in (None, "zstd", "lz4"):
-        raise InputError(f"compression is {compression!r}: give None, 'zstd' or 'lz4'")
-    if (folder / MANIFEST).exists():  # a kill in mid-save would cost what it vouches for
-        raise InputError(f"{folder} holds saved targets already: give a folder of its own to each")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file_name(rank, world_size)
-    unfinished = path.with_suffix(".unfinished")
-    schema = _schema(num_samples, prior)
-    rows = 0
-    try:
-        with unfinished.open("wb") as file:
-            sink = _Summed(file)
-            options = pa.ipc.IpcWriteOptions(compression=compression)
-            with pa.ipc.new_file(pa.PythonFile(sink, "w"), schema, options=options) as writer:
-                for samples, coded, visits in chunks:
-                    values = pa.array(coded.reshape(-1))
-                    evidence = pa.FixedSizeListArray.from_arrays(values, prior.num_classes)
-                    columns = [pa.array(samples), pa.array(visits), evidence]
+@dataclass(frozen=True)
+class Snapshot:
+    """One rank's rows and what its file says of them. To write it is file work only."""
+
+    rank: int
+    world_size: int
+    num_samples: int
+    prior: Dirichlet
+    chunks: Iterable[Chunk]
+
+    def write(
+        self,
+        folder: Path,
+        compression: str | None = None,
+        labels: NDArray[np.integer[Any]] | None = None,
+    ) -> Saved:
+        """Write the rows; they get their name only when they are complete. labels: [N]."""
+        if compression not in (None, "zstd", "lz4"):
+            raise InputError(f"compression is {compression!r}: give None, 'zstd' or 'lz4'")
+        if (folder / MANIFEST).exists():  # a kill in mid-save would cost what it vouches for
+            raise InputError(
+                f"{folder} holds saved targets already: give a folder of its own to each"
+            )
+        if labels is not None:
+            labels = _smallest(labels, self.num_samples, self.prior.num_classes)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / file_name(self.rank, self.world_size)
+        unfinished = path.with_suffix(".unfinished")
+        schema = _schema(self.num_samples, self.prior, labels)
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        rows = 0
+        try:
+            with (
+                summed(unfinished) as sink,
+                pa.ipc.new_file(pa.PythonFile(sink, "w"), schema, options=options) as writer,
+            ):
+                for samples, coded, visits in self.chunks:
+                    values = _column(coded.reshape(-1))
+                    evidence = pa.FixedSizeListArray.from_arrays(values, self.prior.num_classes)
+                    columns = [_column(samples), _column(visits), evidence]
+                    if labels is not None:
+                        columns.append(_column(labels[samples]))
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
                     rows += len(samples)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return Saved(path.name, rows, sink.size, sink.crc32)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return Saved(path.name, rows, sink.size, sink.crc32)
+
+
+def manifest(num_samples: int, prior: Dirichlet, ranks: Sequence[Sequence[int]]) -> bytes:
+    """`targets.json` for every rank's file, given its (rows, size, crc32)."""
+    files = [
+        asdict(Saved(file_name(rank, len(ranks)), *numbers)) for rank, numbers in enumerate(ranks)
+    ]
+    return sealed({"version": VERSION, **_facts(num_samples, prior), "files": files})
 
 
 def write_manifest(
     folder: Path, num_samples: int, prior: Dirichlet, ranks: Sequence[Sequence[int]]
 ) -> None:
-    """Name every rank's file, given its (rows, size, crc32): the folder counts from now on."""
-    files = [
-        asdict(Saved(file_name(rank, len(ranks)), *numbers)) for rank, numbers in enumerate(ranks)
-    ]
-    content = {"version": VERSION, **_facts(num_samples, prior), "files": files}
-    content["crc32"] = _crc32_of(content)
+    """The folder counts from now on."""
     unfinished = folder / f"{MANIFEST}.unfinished"
-    unfinished.write_text(json.dumps(content, indent=1) + "\n")
+    unfinished.write_bytes(manifest(num_samples, prior, ranks))
     unfinished.replace(folder / MANIFEST)
 
 
@@ -107,13 +124,9 @@ def read_manifest(
     if not path.is_file():
         raise InputError(f"{path} is missing: give a folder in which a save has finished")
     try:
-        content = json.loads(path.read_bytes())
-        claimed = content.pop("crc32")
-        intact = claimed == _crc32_of(content)
-    except (ValueError, AttributeError, KeyError, TypeError):
-        intact = False
-    if not intact:
-        raise InputError(f"{path} is damaged: use another copy of the folder")
+        content = unsealed(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: use another copy of the folder") from error
     if content["version"] != VERSION:
         raise InputError(
             f"{path} has version {content['version']}: this release reads version {VERSION}"
@@ -133,16 +146,14 @@ def read_manifest(
                 f"{file} has {file.stat().st_size} bytes instead of {saved.size}: "
                 "use another copy of the folder"
             )
-    return files, claimed
+    return files, content["crc32"]
 
 
 def verify(files: Iterable[tuple[Path, Saved]]) -> None:
     """Compare each file's bytes with their checksum."""
     for path, saved in files:
-        crc32 = 0
         with path.open("rb") as file:
-            while block := file.read(CHUNK_BYTES):
-                crc32 = zlib.crc32(block, crc32)
+            _, crc32 = sum_of(file)
         if crc32 != saved.crc32:
             raise InputError(f"{path} is damaged (its CRC-32 differs): use another copy of it")
 
@@ -195,36 +206,34 @@ class Part:
                     raise InputError(f"{path} is not a file of targets: {error}") from error
 
 
-class _Summed:
-    """A file that keeps the CRC-32 of what is written, so that saving reads nothing back."""
-
-    def __init__(self, file: Any) -> None:
-        self.file, self.size, self.crc32, self.closed = file, 0, 0, False
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self.crc32 = zlib.crc32(view, self.crc32)
-        self.size += view.nbytes
-        self.file.write(view)
-        return view.nbytes
-
-    def flush(self) -> None:
-        self.file.flush()
-
-    def close(self) -> None:
-        self.closed = True  # the file itself belongs to the caller
-
-
 def _facts(num_samples: int, prior: Dirichlet) -> dict[str, int | float]:
     """What two stores must have in common to read each other's rows."""
     return {"num_samples": num_samples, **asdict(prior)}
 
 
-def _crc32_of(content: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+def _column(values: NDArray[Any]) -> Any:
+    """The values as they lie in memory. pa.array does the same, but first imports pandas: 1 s."""
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
 
 
-def _schema(num_samples: int, prior: Dirichlet) -> Any:
+def _smallest(
+    labels: NDArray[np.integer[Any]], num_samples: int, num_classes: int
+) -> NDArray[np.integer[Any]]:
+    """The labels, a class each, in the smallest unsigned type that has room for all classes."""
+    if labels.shape != (num_samples,) or labels.dtype.kind not in "iu":
+        raise InputError(
+            f"labels is {labels.dtype} of shape {list(labels.shape)}: give integers [{num_samples}]"
+        )
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(wrong):
+        raise InputError(
+            f"the label of sample {wrong[0]} is {labels[wrong[0]]}: give 0 to {num_classes - 1}"
+        )
+    return labels.astype(np.min_scalar_type(num_classes - 1))
+
+
+def _schema(num_samples: int, prior: Dirichlet, labels: NDArray[np.integer[Any]] | None) -> Any:
     """Columns and, for readers without this package, what the numbers in them mean."""
     meaning = {
         "format": f"dps_dist targets, version {VERSION}",
@@ -236,11 +245,12 @@ def _schema(num_samples: int, prior: Dirichlet) -> Any:
         "(1 - gamma) or t if gamma is 1, alpha0 = c at the label and epsilon elsewhere, "
         "A0 = c + (num_classes - 1) * epsilon",
     }
-    return pa.schema(
-        [
-            pa.field("index", pa.int64(), nullable=False),
-            pa.field("visits", pa.uint16(), nullable=False),
-            pa.field("evidence", pa.list_(pa.float16(), prior.num_classes), nullable=False),
-        ],
-        metadata=meaning,
-    )
+    columns = [
+        pa.field("index", pa.int64(), nullable=False),
+        pa.field("visits", pa.uint16(), nullable=False),
+        pa.field("evidence", pa.list_(pa.float16(), prior.num_classes), nullable=False),
+    ]
+    if labels is not None:
+        meaning["label"] = "number of the class that the sample was trained with"
+        columns.append(pa.field("label", pa.from_numpy_dtype(labels.dtype), nullable=False))
+    return pa.schema(columns, metadata=meaning)

@@ -3,8 +3,9 @@
 Its base, `Targets`, is what both have in common: row arithmetic, saving and loading.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ class Targets:
         """The row number, int64 [B], of each sample in [0, num_samples); -1 if it is not here."""
         raise NotImplementedError
 
-    def _held(self) -> Tensor:
+    def held(self) -> Tensor:
         """The samples that are here, int64, ascending."""
         raise NotImplementedError
 
@@ -129,23 +130,26 @@ class Targets:
             counts.masked_fill_(slots < 0, 0)
         return counts.to(index.device)
 
-    def save(self, folder: str | Path, compression: str | None = None) -> None:
+    def snapshot(self) -> arrow.Snapshot:
+        """A copy of this rank's rows on the CPU, for a thread to write while training goes on."""
+        return self._as_files(list(self._chunks()))
+
+    def save(
+        self,
+        folder: str | Path,
+        compression: str | None = None,
+        labels: Tensor | NDArray[np.integer[Any]] | None = None,
+    ) -> None:
         """Write this rank's rows into the folder, and a manifest when all ranks have written.
 
         A folder that holds saved targets is refused, so that no kill can cost what was saved.
-        compression: None, "zstd" or "lz4".
+        compression: None, "zstd" or "lz4". labels: [N], written beside the rows for readers.
         """
         saved, failure = arrow.Saved("", 0, 0, 0), None
         try:
-            saved = arrow.write_shard(
-                Path(folder),
-                self.rank,
-                self.world_size,
-                self.num_samples,
-                self.prior,
-                self._chunks(),
-                compression,
-            )
+            if isinstance(labels, Tensor):
+                labels = labels.cpu().numpy()
+            saved = self._as_files(self._chunks()).write(Path(folder), compression, labels)
         except Exception as error:  # the other ranks must hear of it
             failure = error
         self._all_or_none(failure)
@@ -218,10 +222,13 @@ class Targets:
 
     def _chunks(self) -> Iterator[arrow.Chunk]:
         """The rows that are here, in order of samples, a few megabytes at a time."""
-        for samples in torch.split(self._held(), arrow.chunk_rows(self.prior.num_classes)):
+        for samples in torch.split(self.held(), arrow.chunk_rows(self.prior.num_classes)):
             slots = self._slots(samples)
             coded, visits = self._take(slots, torch.device("cpu"))
             yield samples.cpu().numpy(), coded.numpy(), visits.numpy()
+
+    def _as_files(self, chunks: Iterable[arrow.Chunk]) -> arrow.Snapshot:
+        return arrow.Snapshot(self.rank, self.world_size, self.num_samples, self.prior, chunks)
 
     # Checks
 
@@ -267,7 +274,7 @@ class LocalTargets(Targets):
     def _slots(self, samples: Tensor) -> Tensor:
         return samples
 
-    def _held(self) -> Tensor:
+    def held(self) -> Tensor:
         return torch.arange(self.num_samples, device=self.device)
 
     def _go_home(self) -> None:

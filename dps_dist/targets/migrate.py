@@ -96,7 +96,7 @@ def plan(order: Order, holder: NDArray[np.int16], rank: int, by_visit: bool = Fa
     for first in range(0, len(order.assignment), block := max(1, BLOCK // W)):
         table = order.assignment[first : first + block]
         samples, destination = table.reshape(-1), np.tile(np.arange(W, dtype=np.int16), len(table))
-        present = np.flatnonzero(samples >= 0) if table[-1].min() < 0 else None  # padding is last
+        present = np.flatnonzero(samples >= 0) if samples.min() < 0 else None
         if present is not None:
             samples, destination = samples[present], destination[present]
         source = holder[samples]

@@ -231,7 +231,7 @@ class ShardedTargets(Targets):
     def _slots(self, samples: Tensor) -> Tensor:
         return self._slot[samples].long()
 
-    def _held(self) -> Tensor:
+    def held(self) -> Tensor:
         self._land()
         return (self._slot >= 0).nonzero().squeeze(1)
 

@@ -73,6 +73,67 @@ def test_the_global_batch_does_not_depend_on_the_world_size(n, seed, epoch, drop
         assert len({frozenset(global_batch(order, step)) for order in by_world}) == 1
 
 
+@st.composite
+def uneven_orders(draw, **fixed):
+    """Steps of any number of samples, which the ranks need not share evenly."""
+    options = {
+        "num_samples": draw(st.integers(1, 200)),
+        "global_batch": draw(st.integers(1, 20)),
+        "world_size": draw(st.integers(1, 6)),
+        "seed": draw(st.integers(0, 2**40)),
+        "shuffle": draw(SHUFFLES),
+        "drop_last": draw(st.booleans()),
+    }
+    return EpochOrder.of_batch(**{**options, **fixed})
+
+
+@given(uneven_orders())
+def test_an_uneven_batch_is_dealt_in_turn(order):
+    """Everyone once; no rank has more than its share of a step, nor of the epoch."""
+    W, G = order.world_size, order.global_batch_size
+    seen = visited(order)
+    assert len(set(seen)) == len(seen)
+    assert order.num_samples - len(seen) == (order.num_samples % G if order.drop_last else 0)
+    real = (order.assignment != PADDING).reshape(order.steps, order.batch_size, W)
+    full = real if order.drop_last else real[:-1]
+    assert (full.sum((1, 2)) == G).all()
+    assert np.ptp(full.sum(1), axis=-1).max(initial=0) <= 1
+    assert real.sum((0, 1)).max(initial=0) <= -(-order.num_samples // W)
+    assert (np.diff(real.astype(int), axis=1) <= 0).all()  # padding only ends a batch
+    if order.shuffle == "shard":
+        for rank in range(W):
+            column = order.assignment[:, rank]
+            assert (column[column != PADDING] % W == rank).all()
+
+
+@given(uneven_orders(), st.integers(1, 6), st.data())
+def test_uneven_batches_hold_the_same_samples_on_any_number_of_ranks(order, world_size, data):
+    if order.shuffle == "shard":
+        return  # its partitions depend on the number of ranks
+    done = data.draw(st.integers(0, order.steps))
+    fields = {**vars_of(order), "position": order.position_after(done)}
+    for name in ("batch_size", "world_size"):
+        fields.pop(name)
+    other = EpochOrder.of_batch(world_size=world_size, **fields)
+    assert other.steps == (order.steps - done if done < order.steps else 0)
+    for step in range(other.steps):
+        ours, theirs = global_batch(order, done + step), global_batch(other, step)
+        assert ours - {PADDING} == theirs - {PADDING}
+
+
+@given(uneven_orders(drop_last=True), st.data())
+def test_uneven_batches_resume_exactly(order, data):
+    done = data.draw(st.integers(0, order.steps))
+    resumed = EpochOrder(**{**vars_of(order), "position": order.position_after(done)})
+    np.testing.assert_array_equal(resumed.assignment, order.assignment[done * order.batch_size :])
+
+
+@pytest.mark.parametrize("global_batch", [3, 7])
+def test_refuses_a_batch_that_does_not_fill_the_ranks(global_batch):
+    with pytest.raises(ValueError, match=f"global_batch is {global_batch}: give 4 to 6"):
+        EpochOrder(10, 2, 3, global_batch=global_batch)
+
+
 @given(orders(), st.data())
 def test_resuming_continues_exactly(order, data):
     done = data.draw(st.integers(0, order.steps))

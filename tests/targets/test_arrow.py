@@ -42,9 +42,8 @@ def save_as(folder, store, world_size, compression=None):
             (samples[i : i + 4], rows[i : i + 4], visits[i : i + 4])
             for i in range(0, len(samples), 4)
         ]
-        saved = arrow.write_shard(
-            folder, rank, world_size, store.num_samples, store.prior, chunks, compression
-        )
+        part = arrow.Snapshot(rank, world_size, store.num_samples, store.prior, chunks)
+        saved = part.write(folder, compression)
         ranks.append((saved.rows, saved.size, saved.crc32))
     arrow.write_manifest(folder, store.num_samples, store.prior, ranks)
 
@@ -124,6 +123,48 @@ def test_anyone_with_pyarrow_can_read_it(tmp_path):
         np.testing.assert_allclose(y, read.numpy(), rtol=1e-5, atol=1e-8)
 
 
+def test_a_snapshot_is_the_store_as_it_was(tmp_path):
+    store, before, other = trained(), trained(), LocalTargets(N, PRIOR)
+    snapshot = store.snapshot()
+    store.update(store.held(), torch.full((N, K), 1 / K))
+    saved = snapshot.write(tmp_path, "zstd")
+    arrow.write_manifest(tmp_path, N, PRIOR, [(saved.rows, saved.size, saved.crc32)])
+    other.load(tmp_path)
+    assert same(other, before) and not same(other, store)
+    assert saved.rows == N and (tmp_path / saved.name).stat().st_size == saved.size
+
+
+@pytest.mark.parametrize(("num_classes", "kind"), [(7, pa.uint8()), (300, pa.uint16())])
+@pytest.mark.parametrize("give", [torch.from_numpy, np.asarray])
+def test_labels_go_with_the_rows(tmp_path, num_classes, kind, give):
+    prior = Dirichlet(num_classes, 0.9, 5.0)
+    store, other = trained(prior=prior), LocalTargets(N, prior)
+    labels = np.random.default_rng(0).integers(0, num_classes, N)
+    store.save(tmp_path, labels=give(labels))
+    other.load(tmp_path)
+    assert same(store, other)
+    (path,) = tmp_path.glob("*.arrow")
+    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    assert table.column_names == ["index", "visits", "evidence", "label"]
+    assert table["label"].type == kind and b"label" in table.schema.metadata
+    assert table["label"].to_pylist() == labels[table["index"].to_numpy()].tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        (torch.zeros(N - 1, dtype=torch.int64), r"labels is int64 of shape \[40\]: give"),
+        (torch.zeros(N), r"labels is float32 of shape \[41\]: give integers \[41\]"),
+        (torch.arange(N) % 8, "the label of sample 7 is 7: give 0 to 6"),
+        (torch.arange(N) - 1, "the label of sample 0 is -1"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(tmp_path, labels, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        trained().save(tmp_path / "new", labels=labels)
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
@@ -194,7 +235,7 @@ def test_an_incomplete_save_is_refused(tmp_path):
         chunks = [(samples[:30], rows[samples[:30]], visits[samples[:30]])]
         chunks.append((samples[30:], rows[samples[30:]], visits[samples[30:]]))
         folder = tmp_path / str(len(samples) + samples[0])
-        saved = arrow.write_shard(folder, 0, 1, N, PRIOR, chunks, None)
+        saved = arrow.Snapshot(0, 1, N, PRIOR, chunks).write(folder)
         arrow.write_manifest(folder, N, PRIOR, [(saved.rows, saved.size, saved.crc32)])
         refused(folder, match)
 
@@ -221,7 +262,7 @@ def test_a_failed_write_leaves_no_file(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        arrow.write_shard(tmp_path, 0, 1, N, PRIOR, broken(), None)
+        arrow.Snapshot(0, 1, N, PRIOR, broken()).write(tmp_path)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="compression is 'gzip'"):
         trained().save(tmp_path, "gzip")

@@ -159,7 +159,7 @@ def sharded_bits(run, folder):
         ranks_before = leg.world_size
     if store is None:
         return np.zeros(0, np.int64), np.zeros((0, 0), np.int16), np.zeros(0, np.int16)
-    samples = store._held()
+    samples = store.held()
     slots = store._slots(samples)
     rows, visits = store._rows.view(torch.int16)[slots], store._visits.view(torch.int16)[slots]
     return samples.numpy(), rows.numpy(), visits.numpy()

@@ -1,0 +1,1 @@
+"""Evaluation: the figures of a classifier, kept as sums that ranks can add."""

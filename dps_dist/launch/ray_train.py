@@ -1,0 +1,253 @@
+"""Ray Train: the only file that knows it. Places the workers, starts `train.loop.run` on each,
+and brings what they tell to the terminal.
+"""
+
+import os
+import socket
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import torch
+from ray.exceptions import RayError
+from ray.train import FailureConfig, RunConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2.api.config import ScalingConfig
+from ray.util.queue import Empty, Queue
+
+from dps_dist.config import Config, Launch
+from dps_dist.errors import InputError
+from dps_dist.launch.display import Display
+from dps_dist.launch.runs import Run
+from dps_dist.train.setup import check_device, read_sets
+from dps_dist.train.storage import Storage
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What travels to the workers."""
+
+    config: str  # JSON
+    storage: str
+    events: Queue
+
+
+def train(run: Run, display: Display) -> dict[str, Any]:
+    """Run to the end on the cluster, or on this machine where there is none; the summary."""
+    check(run.config)
+    display.show({"kind": "phase", "text": "starting Ray"})
+    connect()
+    try:
+        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        nodes = [node["Resources"] for node in alive]
+        scaling = placement(run.config.launch, nodes)
+        if not scaling.use_gpu:
+            check_device(run.config, torch.device("cpu"))
+        if run.is_new:
+            run.create()
+        with run.locked():
+            display.show({"kind": "phase", "text": f"placing {run.config.launch.workers} workers"})
+            return _fit(run, scaling, display)
+    except InputError:
+        run.forget()
+        raise
+    finally:
+        ray.shutdown()
+
+
+def check(config: Config) -> None:
+    """Refuse, before anything is started, what can be seen from here to be wrong."""
+    least, most = config.launch.worker_range
+    batch = config.data.batch_size
+    if most > batch:
+        raise InputError(f"--workers is {config.launch.workers}: data.batch_size is only {batch}")
+    if least == most and batch % most:
+        fit = [n for n in range(1, min(batch, 4 * most) + 1) if batch % n == 0]
+        raise InputError(
+            f"--workers is {most}: data.batch_size, {batch}, is not a multiple of it; "
+            f"give one of {', '.join(map(str, fit))}, or a range such as 1:{most}"
+        )
+    if Path(config.data.path).exists() or not _cluster_address():
+        read_sets(config)  # on a cluster the data may be on the workers only
+
+
+def connect() -> None:
+    """Join the cluster of this job or machine, or start Ray here."""
+    _quiet()
+    if ray.is_initialized():
+        return
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    address = _cluster_address()
+    if address is None:
+        ray.init(address="local", include_dashboard=False, **quiet)
+        return
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"the Ray cluster at {address} refuses ({_reason(error)}): see its logs, "
+            "or unset RAY_ADDRESS to train on this machine"
+        ) from None
+
+
+def _cluster_address() -> str | None:
+    """Where the cluster is: of this job, or the one that `ray start` made on this machine."""
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    if address == "local":
+        return None
+    if address == "auto":
+        noted = Path(tempfile.gettempdir(), "ray", "ray_current_cluster")  # by `ray start`
+        address = noted.read_text().strip() if noted.exists() else ""
+        return address if address and _answers(address) else None
+    if not _answers(address):
+        raise InputError(
+            f"RAY_ADDRESS is {address}: nothing answers there; start the cluster, "
+            "or unset it to train on this machine"
+        )
+    return address
+
+
+def _answers(address: str) -> bool:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _absolute(path: str) -> str:
+    """Workers run in another folder."""
+    return path if "://" in path else str(Path(path).absolute())
+
+
+def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
+    events = Queue(actor_options={"num_cpus": 0})
+    config = run.config.model_copy(
+        update={
+            "data": run.config.data.model_copy(update={"path": _absolute(run.config.data.path)})
+        }
+    )
+    trainer = TorchTrainer(
+        work,
+        train_loop_config={"job": Job(config.model_dump_json(), run.storage.url, events)},
+        torch_config=TorchConfig(timeout_s=int(config.launch.timeout_s)),
+        scaling_config=scaling,
+        run_config=RunConfig(
+            name=run.storage.name,
+            storage_path=run.storage.parent.url,
+            failure_config=FailureConfig(max_failures=config.launch.max_failures),
+        ),
+    )
+    return _follow(trainer, events, display)
+
+
+def placement(launch: Launch, nodes: list[dict[str, float]]) -> ScalingConfig:
+    """How Ray is to place the workers; refused at once if the nodes cannot hold the least."""
+    least, most = launch.worker_range
+    gpus = launch.gpus_per_worker
+    if gpus is None:
+        gpus = 1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0
+    needs = {"CPU": launch.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+    each = [int(min(node.get(kind, 0) // need for kind, need in needs.items())) for node in nodes]
+    spread = launch.placement == "STRICT_SPREAD"
+    room = sum(min(count, 1) for count in each) if spread else sum(each)
+    if launch.placement == "STRICT_PACK":
+        room = max(each, default=0)
+    if room < least:
+        wanted = " and ".join(f"{need:g} {kind}" for kind, need in needs.items())
+        have = ", ".join(f"{sum(node.get(kind, 0) for node in nodes):g} {kind}" for kind in needs)
+        raise InputError(
+            f"--workers is {launch.workers}: {len(nodes)} node(s) with {have} can place {room} "
+            f"workers of {wanted}; give at most {room}, or change launch.cpus_per_worker, "
+            "launch.gpus_per_worker, launch.placement"
+        )
+    return ScalingConfig(
+        num_workers=least if least == most else (least, most),
+        use_gpu=bool(gpus),
+        resources_per_worker=needs,
+        placement_strategy=launch.placement,
+        elastic_resize_monitor_interval_s=launch.resize_interval_s,
+    )
+
+
+def work(settings: dict[str, Any]) -> None:
+    """What runs on each worker."""
+    from dps_dist.train.loop import run
+
+    job: Job = settings["job"]
+    config = Config.model_validate_json(job.config)
+
+    def tell(event: dict[str, Any]) -> None:
+        job.events.actor.put_nowait.remote(event)  # type: ignore[attr-defined]  # nobody waits
+
+    threads = max(1, int(config.launch.cpus_per_worker))
+    torch.set_num_threads(threads)
+    try:
+        device = ray.train.torch.get_device()
+        run(config, Storage(job.storage), tell, device=device, threads=threads)
+    except InputError as error:
+        tell({"kind": "refused", "text": str(error)})
+        raise
+
+
+def _follow(trainer: TorchTrainer, events: Queue, display: Display) -> dict[str, Any]:
+    """Show events until the run ends."""
+    failure: list[BaseException] = []
+
+    def fit() -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:
+            failure.append(error)
+
+    # In a thread of its own, so that Ctrl-C and a refusal end this process at once: Ray then ends
+    # the workers, and whatever they had committed is whole.
+    thread = threading.Thread(target=fit, daemon=True)
+    thread.start()
+    summary: dict[str, Any] | None = None
+    while True:
+        running = thread.is_alive()
+        for event in _waiting(events):
+            if event["kind"] == "refused":
+                raise InputError(event["text"])
+            if event["kind"] == "end":
+                summary = {key: value for key, value in event.items() if key != "kind"}
+            display.show(event)
+        display.tick()
+        if not running:
+            break
+        thread.join(POLL_S)
+    if failure:
+        raise InputError(f"the run ended early: {_reason(failure[0])}")
+    assert summary is not None, "a run that ends says so"
+    return summary
+
+
+def _waiting(events: Queue) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    try:
+        count = events.qsize()
+        if count:
+            found = events.get_nowait_batch(count)
+    except (Empty, RayError):
+        pass
+    return found
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _quiet() -> None:
+    """Ray's own messages stay in its log files; its settings stay the user's where given."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

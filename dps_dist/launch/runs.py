@@ -1,0 +1,165 @@
+"""A run's folder: made new, or found again for --resume. `dps train` asks before Ray is started."""
+
+import datetime
+import fcntl
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dps_dist import recipes
+from dps_dist.config import Config
+from dps_dist.errors import InputError
+from dps_dist.train.state import SUMMARY
+from dps_dist.train.storage import Storage
+
+CONFIG = "config.yaml"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# What may differ when a run is resumed: it changes how, not what, is computed.
+FREE = ("launch.", "train.checkpoint.", "data.threads", "data.path")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be trained, and where. A new one has no folder before `create`."""
+
+    config: Config
+    storage: Storage
+    is_new: bool
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.is_new and self.storage.exists(SUMMARY)
+
+    def create(self) -> None:
+        facts = yaml.safe_dump({"run": _facts(self.storage.name)}, sort_keys=False)
+        self.storage.write(CONFIG, (recipes.as_yaml(self.config) + facts).encode())
+
+    def forget(self) -> None:
+        """A new run that came to nothing leaves nothing."""
+        if self.is_new and not self.storage.names("checkpoints"):
+            self.storage.remove("")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else on this machine runs it meanwhile; the lock goes with the process."""
+        if self.storage.local is None:
+            yield
+            return
+        with (self.storage.local / CONFIG).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"{self.storage} is being trained by another process") from None
+            yield
+
+
+def open_run(
+    recipe: str | None, settings: Sequence[str], out: str, name: str | None, resume: bool
+) -> Run:
+    """The run that the command line asks for; one that exists is refused unless `resume`."""
+    if resume:
+        return _existing(recipe, settings, out, name)
+    config = recipes.load(recipe or recipes.DEFAULT, settings)
+    storage = _folder(out, name or _default_name(recipe or recipes.DEFAULT, config))
+    if storage.exists(CONFIG):
+        raise InputError(f"{storage} exists: choose another --name, or continue it with --resume")
+    if storage.names():
+        raise InputError(f"{storage} holds other files: choose another --name or --out")
+    return Run(config, storage, is_new=True)
+
+
+def _existing(recipe: str | None, settings: Sequence[str], out: str, name: str | None) -> Run:
+    if name is None:
+        raise InputError("--resume needs the --name of the run that is to be continued")
+    storage = _folder(out, name)
+    if not storage.exists(CONFIG):
+        raise InputError(f"{storage} is not a run, it has no {CONFIG}: check --out and --name")
+    fields = recipes.parse(storage.read(CONFIG).decode(), str(storage / CONFIG))
+    stored = recipes.resolve(fields, where=str(storage / CONFIG))
+    asked = (
+        recipes.load(recipe, settings)
+        if recipe is not None
+        else recipes.resolve(fields, settings, where=str(storage / CONFIG))
+    )
+    differ = [
+        f"{path} is {new!r} and was {old!r}"
+        for path, old, new in differences(stored, asked)
+        if not path.startswith(FREE)
+    ]
+    if differ:
+        raise InputError(
+            f"{storage} was started with another configuration ({'; '.join(differ)}): resume it "
+            "without these settings, or start a new run with another --name"
+        )
+    return Run(asked, storage, is_new=False)
+
+
+def _default_name(recipe: str, config: Config) -> str:
+    when = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return f"{Path(recipe).stem}-{config.method.name}-{when}"
+
+
+def differences(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:
+    """(path, old value, new value) of every field that differs."""
+    before, after = (dict(_flat(config.model_dump(mode="json"))) for config in (old, new))
+    for path in sorted(before.keys() | after.keys()):
+        if before.get(path) != after.get(path):
+            yield path, before.get(path), after.get(path)
+
+
+def _flat(fields: dict[str, Any], above: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            yield from _flat(value, (*above, key))
+        else:
+            yield ".".join((*above, key)), value
+
+
+def _folder(out: str, name: str) -> Storage:
+    if not NAME.fullmatch(name):
+        raise InputError(f"--name is {name!r}: give letters, digits, '.', '_' and '-'")
+    return Storage(out) / name
+
+
+def _facts(name: str) -> dict[str, Any]:
+    """Where a run comes from: enough to run it again."""
+    packages = ("dps_dist", "torch", "torchvision", "ray", "ffcv", "numpy", "pyarrow")
+    return {
+        "name": name,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "revision": _revision(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+    }
+
+
+def _revision() -> str | None:
+    """The git revision of this package, if it runs from a clone; '+' if files were changed."""
+    here = Path(__file__).parent
+    git = ["git", "-C", str(here)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
+        )
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no", "--", str(here)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("DPS_REVISION")  # an image is built without the clone
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -1,0 +1,16 @@
+"""What runs have to say, for `dps report`: reads run folders, knows nothing of training."""
+
+import os
+from pathlib import Path
+
+
+def write_whole(out: Path, content: bytes) -> Path:
+    """Write beside `out` and rename: whoever looks sees the old file or the new one, whole."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(content)
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return out

@@ -1,0 +1,1 @@
+"""Training: the optimizer and its schedule, and the loop that steps them."""

@@ -1,0 +1,164 @@
+"""The whole of training: run → epoch → step, to be read from top to bottom.
+
+`launch/ray_train.py` calls `run` on every worker; so may anyone under torchrun.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dps_dist.config import Config
+from dps_dist.data.loader import Batch, resolution_at
+from dps_dist.data.order import EpochOrder
+from dps_dist.train import optim
+from dps_dist.train.checkpoint import Moment
+from dps_dist.train.measure import evaluate, target_figures
+from dps_dist.train.mixing import mixed, seeded
+from dps_dist.train.setup import Tell, Training, build
+from dps_dist.train.state import finish, record, restore, save
+from dps_dist.train.storage import Storage
+
+
+def run(
+    config: Config,
+    storage: Storage,
+    tell: Tell,
+    *,
+    device: torch.device | str = "cpu",
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Train from the newest checkpoint in the storage, or from the start; the summary's figures.
+
+    A call of all ranks of the default process group. threads: of the loader.
+    """
+    training = build(config, storage, tell, device=device, threads=threads)
+    restore(training)
+    while training.at.epoch < config.train.epochs:
+        epoch(training)
+    return finish(training)
+
+
+def epoch(training: Training) -> None:
+    """From where training is to the epoch's end: steps, a row of figures, a checkpoint."""
+    config, peers, at = training.config, training.peers, training.at
+    order = EpochOrder.of_batch(
+        len(training.train_set),
+        config.data.batch_size,
+        peers.world_size,
+        seed=config.train.seed,
+        epoch=at.epoch,
+        shuffle=config.data.shuffle,
+        drop_last=config.data.drop_last,
+        position=at.position,
+    )
+    started = time.monotonic()
+    training.method.begin_epoch(at.epoch, config.train.epochs)
+    if training.targets is not None:
+        training.targets.begin_epoch(order)
+    training.model.train()
+    batches = training.loader.epoch(order, peers.rank, resolution_at(config.data, at.epoch))
+    for number, batch in enumerate(batches, start=1):
+        after = order.position_after(number)
+        step(training, batch, samples=after - training.at.position)
+        training.at = Moment(at.epoch, after, at.step + number)
+        look = training.watch.step_done()
+        if look is not None:
+            _tell_progress(
+                training, look.loss, (after - at.position) / (time.monotonic() - started)
+            )
+        if number < order.steps and _save_is_due(training, look is not None and look.save_is_due):
+            save(training)
+    training.watch.look()
+    seconds = time.monotonic() - started
+
+    visited = training.at.position - at.position
+    training.at = Moment(at.epoch + 1, 0, training.at.step)
+    figures = {
+        "epoch": training.at.epoch,
+        "step": training.at.step,
+        "lr": training.schedule.get_last_lr()[0],
+        **training.watch.end_epoch(),
+        **_measured(training),
+        "images_per_s": visited / seconds,
+        "seconds": seconds,
+        "workers": peers.world_size,
+    }
+    record(training, figures)
+    if training.at.epoch % config.train.checkpoint.every_epochs == 0 or _is_last(training):
+        save(training)
+
+
+def step(training: Training, batch: Batch, samples: int) -> None:
+    """Forward, loss and targets, backward, optimizer. samples: of this step, over all ranks."""
+    config, at = training.config, training.at
+    random = seeded(config.train.seed, at, training.peers.rank)
+    for part, is_last in _parts(batch, config.data.max_per_worker):
+        with _gradients_stay_here(training.forward, until=is_last):
+            with training.autocast():
+                shown = mixed(part, config.augment, training.method.mixes, random)
+                losses, logits = training.method.loss(training.forward, shown, training.targets)
+            # DDP takes the mean over the ranks; the loss is that over the step's samples
+            loss = (losses * part.weight).sum() * (training.peers.world_size / samples)
+            torch.autograd.backward(training.scaler.scale(loss))
+        training.watch.add(at.step + 1, part, losses.detach(), logits.detach())
+    training.scaler.unscale_(training.optimizer)
+    optim.clip(training.model.parameters(), config.optim.clip_norm)
+    training.scaler.step(training.optimizer)
+    training.scaler.update()
+    training.optimizer.zero_grad()
+    training.schedule.step()
+    if training.ema is not None:
+        training.ema.update(training.model)
+
+
+def _parts(batch: Batch, limit: int | None) -> Iterator[tuple[Batch, bool]]:
+    """The batch in parts of about equal size, at most `limit`; and whether it is the last one.
+
+    Padding is left out, so that batch norm does not see it, but for two rows that it needs.
+    """
+    rows = max(len(batch.index) - batch.padding, min(2, len(batch.index)))
+    parts = -(-rows // (limit or rows))
+    for k in range(parts):
+        yield batch.rows(k * rows // parts, (k + 1) * rows // parts), k + 1 == parts
+
+
+def _gradients_stay_here(forward: torch.nn.Module, until: bool) -> AbstractContextManager[None]:
+    """Until the last part of a step the ranks add up their own gradients."""
+    if until or not isinstance(forward, DistributedDataParallel):
+        return nullcontext()
+    return forward.no_sync()
+
+
+def _save_is_due(training: Training, by_minutes: bool) -> bool:
+    every = training.config.train.checkpoint.every_steps
+    return by_minutes or bool(every and training.at.step % every == 0)
+
+
+def _is_last(training: Training) -> bool:
+    return training.at.epoch == training.config.train.epochs
+
+
+def _measured(training: Training) -> dict[str, float]:
+    every = training.config.evaluate.every_epochs
+    if training.at.epoch % every == 0 or _is_last(training):
+        return {**evaluate(training), **target_figures(training)}
+    return {}
+
+
+def _tell_progress(training: Training, loss: float, images_per_s: float) -> None:
+    if training.peers.rank == 0:
+        batch_size = training.config.data.batch_size
+        training.tell(
+            {
+                "kind": "progress",
+                "epoch": training.at.epoch,
+                "step": -(-training.at.position // batch_size),
+                "steps": training.steps_per_epoch,
+                "loss": loss,
+                "images_per_s": images_per_s,
+            }
+        )

@@ -1,0 +1,188 @@
+"""What a checkpoint's folder holds, and which of them are whole; `checkpoint.py` writes and reads.
+
+    <run>/checkpoints/<step>-<attempt>/    state.pt          by rank 0
+                                           targets/          one Arrow file a rank, targets.json
+                                           manifest.json     written last: name, size, CRC-32 of all
+
+Without a manifest a folder is what a killed save left, and not a checkpoint.
+"""
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from dps_dist.errors import InputError
+from dps_dist.targets.checksums import sealed, unsealed
+from dps_dist.train.storage import Storage
+
+VERSION = 1
+FOLDER, MANIFEST, STATE, TARGETS = "checkpoints", "manifest.json", "state.pt", "targets"
+NAME = re.compile(r"(\d{8,})-([A-Za-z0-9]+)(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where training is: epochs done, samples visited in the current one, optimizer steps done."""
+
+    epoch: int
+    position: int
+    step: int
+
+
+@dataclass(frozen=True)
+class File:
+    """One file as the manifest describes it; its name is relative to the checkpoint."""
+
+    name: str
+    size: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint by its manifest, which vouches for `files`."""
+
+    name: str
+    moment: Moment
+    world_size: int
+    accuracy: float | None
+    time: float
+    files: tuple[File, ...]
+
+
+class DamagedError(Exception):
+    """Says which file and how, as in «file state.pt: its CRC-32 differs»."""
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's name; None for what else may lie in the folder."""
+    match = NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def attempt_of(name: str) -> str:
+    match = NAME.fullmatch(name)
+    return match[2] if match else ""
+
+
+def encode(moment: Moment, world_size: int, accuracy: float | None, files: Sequence[File]) -> bytes:
+    """The manifest of a checkpoint that is being written now."""
+    known = accuracy is not None and math.isfinite(accuracy)
+    return sealed(
+        {
+            "version": VERSION,
+            **asdict(moment),
+            "world_size": world_size,
+            "accuracy": accuracy if known else None,
+            "time": time.time(),
+            "files": [asdict(file) for file in files],
+        }
+    )
+
+
+def read(checkpoints: Storage, name: str) -> Found | None:
+    """What the manifest says; None if there is none, DamagedError if it is not as it was."""
+    try:
+        with _damage_told(checkpoints, MANIFEST):
+            data = checkpoints.read(f"{name}/{MANIFEST}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        content = unsealed(data)
+        version, files = content["version"], [File(**entry) for entry in content["files"]]
+        moment = Moment(content["epoch"], content["position"], content["step"])
+        found = Found(
+            name,
+            moment,
+            content["world_size"],
+            content["accuracy"],
+            content["time"],
+            tuple(files),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"file {MANIFEST}: {error}") from error
+    if not any(file.name == STATE for file in files):
+        raise DamagedError(f"file {MANIFEST}: it names no {STATE}")
+    if version != VERSION:
+        raise InputError(
+            f"{checkpoints / name} has version {version}: this release reads version {VERSION}, "
+            "use the one that wrote it"
+        )
+    return found
+
+
+def verify(checkpoints: Storage, name: str, files: Sequence[File]) -> None:
+    """Read the files and compare; DamagedError for the first that is not as it was written."""
+    for file in files:
+        try:
+            with _damage_told(checkpoints, file.name):
+                size, crc32 = checkpoints.sum_of(f"{name}/{file.name}")
+        except (FileNotFoundError, NotADirectoryError):
+            raise DamagedError(f"file {file.name}: it is missing") from None
+        if size != file.size:
+            raise DamagedError(f"file {file.name}: it has {size} bytes instead of {file.size}")
+        if crc32 != file.crc32:
+            raise DamagedError(f"file {file.name}: its CRC-32 differs")
+
+
+def listed(checkpoints: Storage) -> list[tuple[str, Found | DamagedError | InputError]]:
+    """All that have a manifest, newest first, with what it says or what is wrong with it."""
+    found: list[tuple[str, Found | DamagedError | InputError]] = []
+    for name in checkpoints.names():
+        if step_of(name) is None:
+            continue
+        try:
+            one = read(checkpoints, name)
+            if one is not None:
+                found.append((name, one))
+        except (DamagedError, InputError) as error:
+            found.append((name, error))
+    return sorted(found, key=lambda entry: _age(*entry), reverse=True)
+
+
+def complete(storage: Storage) -> list[Found]:
+    """The run's checkpoints, newest first, by their manifests only; damaged ones are left out."""
+    return [one for _, one in listed(storage / FOLDER) if isinstance(one, Found)]
+
+
+def newest_whole(storage: Storage, say: Callable[[str], None]) -> Found | None:
+    """The newest checkpoint of which every byte is as it was written; None if there is none.
+
+    A damaged one is said and passed over. Only manifests and files are read, nothing is loaded.
+    """
+    checkpoints, damaged = storage / FOLDER, 0
+    for name, one in listed(checkpoints):
+        try:
+            if not isinstance(one, Found):
+                raise one
+            verify(checkpoints, name, one.files)
+            return one
+        except DamagedError as error:
+            damaged += 1
+            say(f"checkpoint {name} is damaged ({error}): going back to the one before")
+    if damaged:
+        raise InputError(
+            f"{checkpoints} holds {damaged} checkpoints and all are damaged: "
+            "restore the folder from a copy, or start a new run"
+        )
+    return None
+
+
+def _age(name: str, one: Found | Exception) -> tuple[int, float, str]:
+    return step_of(name) or 0, one.time if isinstance(one, Found) else math.inf, name
+
+
+@contextmanager
+def _damage_told(checkpoints: Storage, file: str) -> Iterator[None]:
+    """A disk's read error is damage; what a network or a missing right makes of a file is not."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        raise
+    except OSError as error:
+        if checkpoints.local is None:
+            raise
+        raise DamagedError(f"file {file}: {error}") from error

@@ -1,0 +1,65 @@
+"""This process among the ranks of a run: who it is, and the small exchanges outside the step."""
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Peers:
+    """The ranks of the default process group, which whoever launched this process has made.
+
+    Gradients use that group. The target store, the checkpoint writer (a thread) and the exchanges
+    here have groups of their own: messages of one never wait behind another's.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", timeout_s: float = 300.0) -> None:
+        self.device = torch.device(device)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._timeout = timedelta(seconds=timeout_s)
+        self._control = self.new_group()
+
+    def new_group(self, device: torch.device | None = None) -> dist.ProcessGroup:
+        """A further group of all ranks, on NCCL for tensors on GPUs; a call of all ranks."""
+        backend = "nccl" if device is not None and device.type == "cuda" else "gloo"
+        group = dist.new_group(backend=backend, timeout=self._timeout)
+        assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
+        return group
+
+    def gather(self, values: Sequence[float] | Tensor) -> NDArray[np.float64]:
+        """Every rank's values [world_size, n]."""
+        own = torch.as_tensor(values, dtype=torch.float64).cpu()
+        everyone = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(everyone, own, group=self._control)
+        gathered: NDArray[np.float64] = torch.stack(everyone).numpy()
+        return gathered
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, on the CPU, added in the order of ranks."""
+        return torch.from_numpy(self.gather(values.reshape(-1))).sum(0).reshape(values.shape)
+
+    def tell(self, text: str | None) -> str | None:
+        """Rank 0's text, on every rank."""
+        data = (text or "").encode() if self.rank == 0 else b""
+        size = torch.tensor([len(data) if text is not None else -1])
+        dist.broadcast(size, src=0, group=self._control)
+        if size.item() < 0:
+            return None
+        told = torch.zeros(int(size), dtype=torch.uint8)
+        if self.rank == 0:
+            told[:] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else told
+        dist.broadcast(told, src=0, group=self._control)
+        return bytes(told.numpy()).decode()
+
+    def follow(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite the tensors with rank 0's."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+    def barrier(self) -> None:
+        self.gather([0.0])

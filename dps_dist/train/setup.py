@@ -1,0 +1,228 @@
+"""Everything that a run needs, built from its configuration; `loop.py` then runs it."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dps_dist import methods, models
+from dps_dist.config import Config
+from dps_dist.data import manifest as manifests
+from dps_dist.data.loader import Loader, eval_loader, noisy_labels, train_loader
+from dps_dist.data.manifest import Manifest
+from dps_dist.errors import InputError
+from dps_dist.targets import Dirichlet, ShardedTargets
+from dps_dist.train import optim
+from dps_dist.train.checkpoint import Moment, Writer
+from dps_dist.train.peers import Peers
+from dps_dist.train.storage import Storage
+from dps_dist.train.watch import Watch
+
+STORE_SHARE = 0.25  # of a GPU's free memory that the targets may take, if device is auto
+
+
+Tell = Callable[[dict[str, Any]], None]
+"""Hears on rank 0 what happens: {"kind": "start" | "progress" | "epoch" | "note" | "end", …}."""
+
+
+@dataclass
+class Training:
+    """A run: its parts, where it is, and what it has measured so far."""
+
+    config: Config
+    peers: Peers
+    storage: Storage
+    tell: Tell
+    train_set: Manifest
+    labels: NDArray[np.int64]  # of the training samples, noise included
+    loader: Loader
+    eval_set: Manifest
+    eval_loader: Loader
+    model: models.Classifier
+    forward: nn.Module  # the model, or the DDP around it
+    method: methods.Method
+    targets: ShardedTargets | None
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    scaler: torch.amp.GradScaler
+    ema: optim.Ema | None
+    watch: Watch
+    writer: Writer
+    at: Moment = field(default_factory=lambda: Moment(epoch=0, position=0, step=0))
+    history: list[dict[str, Any]] = field(default_factory=list)  # a row an epoch
+    seconds: float = 0.0  # of training before the running epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_per_epoch(self.config, len(self.train_set))
+
+    def autocast(self) -> AbstractContextManager[None]:
+        if self.config.train.amp == "none":
+            return nullcontext()
+        dtype = getattr(torch, self.config.train.amp)
+        return torch.autocast(self.peers.device.type, dtype)
+
+    def note(self, text: str) -> None:
+        if self.peers.rank == 0:
+            self.tell({"kind": "note", "text": text})
+
+
+def build(
+    config: Config,
+    storage: Storage,
+    tell: Tell,
+    *,
+    device: torch.device | str = "cpu",
+    threads: int | None = None,
+) -> Training:
+    """All parts at the start of training, on every rank; `restore` moves them on. threads: of the
+    loader."""
+    peers = Peers(device, config.launch.timeout_s)
+    check_device(config, peers.device)
+    train_set, eval_set = read_sets(config)
+    threads = config.data.threads or threads
+    method = methods.build(config.method)
+    loader = train_loader(
+        config, train_set, device=peers.device, threads=threads, views=method.views
+    )
+    torch.manual_seed(config.train.seed)
+    model = build_model(config, train_set.num_classes, peers.device)
+    steps = steps_per_epoch(config, len(train_set))
+    attempt = peers.tell(secrets.token_hex(4))  # names this start of the run
+    optimizer = optim.optimizer(config.optim, model)
+    return Training(
+        config=config,
+        peers=peers,
+        storage=storage,
+        tell=tell,
+        train_set=train_set,
+        labels=noisy_labels(config.data, train_set),
+        loader=loader,
+        eval_set=eval_set,
+        eval_loader=eval_loader(config, eval_set, device=peers.device, threads=threads),
+        model=model,
+        forward=_distributed(model, config, peers),
+        method=method,
+        targets=_targets(config, method, len(train_set), train_set.num_classes, peers),
+        optimizer=optimizer,
+        schedule=optim.schedule(config.optim, optimizer, steps, config.train.epochs),
+        scaler=torch.amp.GradScaler(peers.device.type, enabled=config.train.amp == "float16"),
+        ema=optim.Ema(model, config.optim.ema) if config.optim.ema else None,
+        watch=Watch(peers, config.train.checkpoint.every_minutes),
+        writer=Writer(storage, config.train.checkpoint, attempt or "", peers.new_group()),
+    )
+
+
+def read_sets(config: Config) -> tuple[Manifest, Manifest]:
+    """The manifests of the training and the evaluation split, if they fit each other."""
+    train_set = manifests.read(config.data.path, "train")
+    eval_set = manifests.read(config.data.path, config.evaluate.split)
+    if train_set.class_names != eval_set.class_names:
+        raise InputError(
+            f"{eval_set.beton} has {eval_set.num_classes} classes and {train_set.beton} "
+            f"{train_set.num_classes}, or other names for them: prepare both from one data set"
+        )
+    if steps_per_epoch(config, len(train_set)) < 1:
+        raise InputError(
+            f"data.batch_size is {config.data.batch_size}: {train_set.beton} holds "
+            f"{len(train_set)} images; give at most that many, or set data.drop_last=false"
+        )
+    return train_set, eval_set
+
+
+def steps_per_epoch(config: Config, num_samples: int) -> int:
+    whole, rest = divmod(num_samples, config.data.batch_size)
+    return whole if config.data.drop_last or not rest else whole + 1
+
+
+def check_device(config: Config, device: torch.device) -> None:
+    """Refuse what this device cannot do."""
+    amp, on_gpu = config.train.amp, device.type == "cuda"
+    if amp == "float16" and not on_gpu:
+        raise InputError(
+            f"train.amp is float16: {device.type} has no arithmetic for it; set bfloat16 or none"
+        )
+    if amp == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported(False):
+        name = torch.cuda.get_device_name(device)
+        raise InputError(f"train.amp is bfloat16: {name} lacks it; set train.amp=float16")
+    if config.train.sync_batchnorm and not on_gpu:
+        raise InputError("train.sync_batchnorm is true: torch has it on GPUs only; set it to false")
+    if getattr(config.method, "device", "auto") == "cuda" and not on_gpu:
+        raise InputError("method.device is cuda: this worker has no GPU; set auto or cpu")
+
+
+def build_model(config: Config, num_classes: int, device: torch.device) -> models.Classifier:
+    model = models.build(
+        config.model.name,
+        num_classes,
+        stem=config.model.stem,
+        weights=config.model.weights,
+        image_size=config.data.resolution,
+    )
+    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
+    model = model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    if config.train.sync_batchnorm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    if config.train.compile:
+        model.compile()  # in place: the names in its state stay
+    return cast(models.Classifier, model)
+
+
+def _distributed(model: models.Classifier, config: Config, peers: Peers) -> nn.Module:
+    """The model whose gradients are averaged over the ranks."""
+    if peers.world_size == 1:
+        return model
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[peers.device] if peers.device.type == "cuda" else None,
+        # Training does not read the running statistics of batch norm: rank 0's are the model's,
+        # and evaluation hands them out
+        forward_sync_buffers=False,
+        gradient_as_bucket_view=True,
+    )
+    # DDP sorts its buckets anew after the first step, and with them the order in which three or
+    # more ranks are added up. That step is made here, so that a resumed run adds like any other.
+    with _buffers_kept(model):
+        side = config.data.resolution
+        nothing = torch.zeros(2, 3, side, side, device=peers.device)
+        wrapped(nothing).sum().backward()
+    model.zero_grad()
+    return wrapped
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    kept = [buffer.clone() for buffer in model.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), kept, strict=True):
+            buffer.copy_(before)
+
+
+def _targets(
+    config: Config, method: methods.Method, num_samples: int, num_classes: int, peers: Peers
+) -> ShardedTargets | None:
+    if method.evidence is None:
+        return None
+    prior = Dirichlet(num_classes, **asdict(method.evidence))
+    device = store_device(getattr(config.method, "device", "auto"), num_samples, prior, peers)
+    exchange: Literal["bulk", "stream"] = getattr(config.method, "exchange", "bulk")
+    group = peers.new_group(device)
+    return ShardedTargets(num_samples, prior, group, device=device, exchange=exchange)
+
+
+def store_device(asked: str, num_samples: int, prior: Dirichlet, peers: Peers) -> torch.device:
+    """Where this rank's targets live: all ranks decide alike."""
+    if asked == "cpu" or peers.device.type != "cuda":
+        return torch.device("cpu")
+    share = 2 * (prior.num_classes + 1) * -(-num_samples // peers.world_size)
+    fits = share <= STORE_SHARE * torch.cuda.mem_get_info(peers.device)[0]
+    everywhere = bool(peers.gather([fits]).all())
+    return peers.device if asked == "cuda" or everywhere else torch.device("cpu")

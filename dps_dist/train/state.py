@@ -1,0 +1,167 @@
+"""A run's state into checkpoints and back, and the files that a person reads in its folder."""
+
+import json
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from dps_dist.errors import InputError
+from dps_dist.train.checkpoint import newest_whole, open_checkpoint
+from dps_dist.train.setup import Training
+
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+
+
+def save(training: Training) -> None:
+    """Hand a copy of everything to the writer, which commits it while training goes on."""
+    sums = training.watch.state()
+    state = None
+    if training.peers.rank == 0:
+        state = _copied(
+            {
+                "model": training.model.state_dict(),
+                "optimizer": training.optimizer.state_dict(),
+                "schedule": training.schedule.state_dict(),
+                "scaler": training.scaler.state_dict(),
+                "ema": training.ema.state_dict() if training.ema is not None else None,
+                "method": training.method.state_dict(),
+                "sums": sums,
+                "history": training.history,
+            }
+        )
+    rows = training.targets.snapshot() if training.targets is not None else None
+    accuracy = training.history[-1].get("accuracy") if training.history else None
+    training.writer.save(training.at, state, rows, accuracy)
+    training.watch.saved()
+
+
+def record(training: Training, figures: dict[str, Any]) -> None:
+    """An epoch's row of figures: into the history, its file, and to whoever listens."""
+    training.history.append(figures)
+    if training.peers.rank == 0:
+        _write_metrics(training)
+        training.tell({"kind": "epoch", **figures})
+
+
+def restore(training: Training) -> None:
+    """Go on from the newest whole checkpoint, if there is one; saved by any number of ranks."""
+    peers = training.peers
+    found = newest_whole(training.storage, training.note) if peers.rank == 0 else None
+    name = peers.tell(found.name if found else None)
+    world_size = peers.world_size
+    if name is not None:
+        with tempfile.TemporaryDirectory(prefix="dps-") as scratch:
+            opened = open_checkpoint(training.storage, name, Path(scratch))
+            _load(training, opened.state)
+            training.at, world_size = opened.moment, opened.world_size
+            if training.targets is not None:
+                training.targets.load(opened.folder / "targets")
+    if (
+        training.config.data.shuffle == "shard"
+        and training.at.position
+        and world_size != peers.world_size
+    ):
+        raise InputError(
+            f"data.shuffle is shard and {name} was saved in mid-epoch by {world_size} workers: "
+            f"resume with --workers {world_size}"
+        )
+    _tell_start(training)
+    if peers.rank == 0:
+        _write_metrics(training)
+
+
+def finish(training: Training) -> dict[str, Any]:
+    """The final targets and the summary, when all is committed."""
+    training.writer.wait()
+    if training.targets is not None:
+        _save_targets(training)
+    rows = training.history
+    best = max((row for row in rows if "accuracy" in row), key=lambda row: row["accuracy"])
+    measured = ("accuracy", "top5", "nll", "ece", "target_entropy", "label_agreement", "recovered")
+    summary = {
+        "run": training.storage.name,
+        "folder": str(training.storage),
+        "method": training.config.method.name,
+        "epochs": training.at.epoch,
+        "steps": training.at.step,
+        **{key: rows[-1][key] for key in measured if key in rows[-1]},
+        "best_accuracy": best["accuracy"],
+        "best_epoch": best["epoch"],
+        "train_loss": rows[-1]["train_loss"],
+        "images_per_s": median(row["images_per_s"] for row in rows),  # the first one compiles
+        "seconds": sum(row["seconds"] for row in rows),
+        "workers": training.peers.world_size,
+    }
+    if training.peers.rank == 0:
+        training.storage.write(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
+        training.tell({"kind": "end", **summary})
+    return summary
+
+
+def _load(training: Training, state: dict[str, Any]) -> None:
+    training.model.load_state_dict(state["model"])
+    training.optimizer.load_state_dict(state["optimizer"])
+    training.schedule.load_state_dict(state["schedule"])
+    training.scaler.load_state_dict(state["scaler"])
+    if training.ema is not None:
+        training.ema.load_state_dict(state["ema"])
+    training.method.load_state_dict(state["method"])
+    training.watch.restore(state["sums"])
+    training.history = state["history"]
+
+
+def _write_metrics(training: Training) -> None:
+    """A line an epoch. Written anew each time: whole at any moment, and right after going back."""
+    lines = "".join(json.dumps(row) + "\n" for row in training.history)
+    training.storage.write(METRICS, lines.encode())
+
+
+def _save_targets(training: Training) -> None:
+    assert training.targets is not None
+    storage = training.storage
+    if training.peers.rank == 0:
+        storage.remove("targets")  # of a start of this run that was killed while writing them
+    training.peers.barrier()
+    with tempfile.TemporaryDirectory(prefix="dps-") as scratch:
+        folder = storage.local / "targets" if storage.local else Path(scratch) / "targets"
+        training.targets.save(folder, labels=training.labels)
+        if storage.local is None:
+            storage.upload(folder, "targets")
+
+
+def _tell_start(training: Training) -> None:
+    if training.peers.rank:
+        return
+    config, at = training.config, training.at
+    training.tell(
+        {
+            "kind": "start",
+            "run": training.storage.name,
+            "method": config.method.name,
+            "model": config.model.name,
+            "workers": training.peers.world_size,
+            "device": str(training.peers.device),
+            "samples": len(training.train_set),
+            "classes": training.train_set.num_classes,
+            "parameters": sum(p.numel() for p in training.model.parameters()),
+            "batch_size": config.data.batch_size,
+            "steps": training.steps_per_epoch,
+            "epochs": config.train.epochs,
+            "epoch": at.epoch,
+            "step": at.step,
+        }
+    )
+
+
+def _copied(value: Any) -> Any:
+    """Tensors cloned to the CPU, in whatever they are nested."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(entry) for entry in value)
+    return value
