@@ -9,14 +9,17 @@ STAMP  := $(VENV)/.installed
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   prepare the embedded data set and draw a training batch"
+	@echo "make demo   train on noisy labels with and without DPS, and compare"
 	@echo "make test   lint, then every test"
 	@echo "make lint   ruff, mypy, import rules"
 	@echo "make bench  every figure of the README (QUICK=1 for a fast look)"
 
 demo: setup
 	$(BIN)/dps prepare digits data/digits
-	$(BIN)/dps preview digits --out data/digits/preview.png
+	rm -rf runs/demo
+	$(BIN)/dps train digits-sym40 --set method.name=baseline --out runs/demo --name baseline
+	$(BIN)/dps train digits-sym40 --out runs/demo --name dps
+	$(BIN)/dps report runs/demo/baseline runs/demo/dps
 
 test: lint
 	$(BIN)/python -m pytest

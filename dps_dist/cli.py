@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dps_dist import recipes
-from dps_dist.errors import InputError
+from dps_dist.errors import FailedError, InputError
 
 app = typer.Typer(
     name="dps",
@@ -283,6 +283,9 @@ def main() -> None:
     except InputError as error:
         print(f"dps: {error}", file=sys.stderr)
         sys.exit(2)
+    except FailedError as error:
+        print(f"dps: {error}", file=sys.stderr)
+        sys.exit(1)
     except SystemExit as ended:
         if ended.code == 130:  # typer's for Ctrl-C
             print("dps: stopped", file=sys.stderr)

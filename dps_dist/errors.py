@@ -1,4 +1,8 @@
-"""What a user did wrong, said in one sentence; the command line prints it and exits with 2."""
+"""What went wrong, said in one sentence; the command line prints it, exit code 2 or 1."""
+
+
+class FailedError(Exception):
+    """Work that came to no end though nothing was wrong with what was asked: one sentence."""
 
 
 class InputError(ValueError):

@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 from dps_dist import recipes
-from dps_dist.config import Config
-from dps_dist.config import DPS, Baseline
+from dps_dist.config import DPS, Baseline, Config
 from dps_dist.errors import InputError
 from dps_dist.models import build
 

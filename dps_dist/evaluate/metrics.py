@@ -37,7 +37,7 @@ class Tally:
             raise InputError(f"bins is {bins}: give at least 1")
         self.sums = torch.zeros(COUNTS + 2 * bins, dtype=torch.float64, device=device)
         self._bins = torch.arange(bins, device=device)
-        # Divided rather than multiplied by a step, so that 1/5 is the edge 3/15 to the bit
+        # Divided rather than multiplied by a step, so that 1/5 is the edge 7/35 to the bit
         self._edges = self._bins[1:].double() / bins
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 and brings what they tell to the terminal.
 """
 
+import errno
 import os
 import socket
 import tempfile
@@ -14,19 +15,24 @@ import ray
 import ray.train
 import torch
 from ray.exceptions import RayError
-from ray.train import FailureConfig, RunConfig
+from ray.train import FailureConfig, RunConfig, TrainingFailedError
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.config import ScalingConfig
 from ray.util.queue import Empty, Queue
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from dps_dist import models
 from dps_dist.config import Config, Launch
-from dps_dist.errors import InputError
+from dps_dist.errors import FailedError, InputError
 from dps_dist.launch.display import Display
 from dps_dist.launch.runs import Run
 from dps_dist.train.setup import check_device, read_sets
 from dps_dist.train.storage import Storage
 
 POLL_S = 0.1
+ERRORS = "errors.log"
+# What starting again does not mend: no room, no right to write
+HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ def train(run: Run, display: Display) -> dict[str, Any]:
     """Run to the end on the cluster, or on this machine where there is none; the summary."""
     check(run.config)
     display.show({"kind": "phase", "text": "starting Ray"})
-    connect()
+    ours = connect()
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         nodes = [node["Resources"] for node in alive]
@@ -57,8 +63,15 @@ def train(run: Run, display: Display) -> dict[str, Any]:
     except InputError:
         run.forget()
         raise
+    except TrainingFailedError as error:
+        run.storage.write(ERRORS, str(error).encode())
+        raise FailedError(
+            f"the run failed {run.config.launch.max_failures + 1} times, at last with "
+            f"{_reason(error)}: {run.storage / ERRORS} has it all; --resume continues the run"
+        ) from None
     finally:
-        ray.shutdown()
+        if ours:
+            ray.shutdown()
 
 
 def check(config: Config) -> None:
@@ -74,19 +87,24 @@ def check(config: Config) -> None:
             f"give one of {', '.join(map(str, fit))}, or a range such as 1:{most}"
         )
     if Path(config.data.path).exists() or not _cluster_address():
-        read_sets(config)  # on a cluster the data may be on the workers only
+        train_set, _ = read_sets(config)  # on a cluster the data may be on the workers only
+        with torch.device("meta"):  # shapes without memory
+            model, side = config.model, config.data.resolution
+            models.build(model.name, train_set.num_classes, stem=model.stem, image_size=side)
 
 
-def connect() -> None:
-    """Join the cluster of this job or machine, or start Ray here."""
+def connect() -> bool:
+    """Join the cluster of this job or machine, or start Ray here; False if that was done before."""
     _quiet()
     if ray.is_initialized():
-        return
+        return False
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    # `log_to_driver` does not stop the raylet's paragraph on every worker that dies
+    ray._private.worker._worker_logs_enabled = False
     address = _cluster_address()
     if address is None:
         ray.init(address="local", include_dashboard=False, **quiet)
-        return
+        return True
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -94,6 +112,7 @@ def connect() -> None:
             f"the Ray cluster at {address} refuses ({_reason(error)}): see its logs, "
             "or unset RAY_ADDRESS to train on this machine"
         ) from None
+    return True
 
 
 def _cluster_address() -> str | None:
@@ -102,7 +121,8 @@ def _cluster_address() -> str | None:
     if address == "local":
         return None
     if address == "auto":
-        noted = Path(tempfile.gettempdir(), "ray", "ray_current_cluster")  # by `ray start`
+        folder = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
+        noted = Path(folder, "ray", "ray_current_cluster")  # by `ray start`
         address = noted.read_text().strip() if noted.exists() else ""
         return address if address and _answers(address) else None
     if not _answers(address):
@@ -129,7 +149,9 @@ def _absolute(path: str) -> str:
 
 
 def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
-    events = Queue(actor_options={"num_cpus": 0})
+    # Beside this process: on another node it would be lost with that node, and the end with it
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    events = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
     config = run.config.model_copy(
         update={
             "data": run.config.data.model_copy(update={"path": _absolute(run.config.data.path)})
@@ -186,15 +208,20 @@ def work(settings: dict[str, Any]) -> None:
     config = Config.model_validate_json(job.config)
 
     def tell(event: dict[str, Any]) -> None:
-        job.events.actor.put_nowait.remote(event)  # type: ignore[attr-defined]  # nobody waits
+        told = job.events.actor.put_nowait.remote(event)  # type: ignore[attr-defined]
+        if event["kind"] in ("end", "refused"):  # after these Ray ends this process
+            ray.get(told)
 
+    if ray.train.get_context().get_world_rank() == 0:
+        tell({"kind": "phase", "text": "loading"})
     threads = max(1, int(config.launch.cpus_per_worker))
     torch.set_num_threads(threads)
     try:
         device = ray.train.torch.get_device()
         run(config, Storage(job.storage), tell, device=device, threads=threads)
-    except InputError as error:
-        tell({"kind": "refused", "text": str(error)})
+    except (InputError, OSError) as error:
+        if isinstance(error, InputError) or error.errno in HOPELESS:
+            tell({"kind": "refused", "text": _sentence(error)})
         raise
 
 
@@ -226,7 +253,7 @@ def _follow(trainer: TorchTrainer, events: Queue, display: Display) -> dict[str,
             break
         thread.join(POLL_S)
     if failure:
-        raise InputError(f"the run ended early: {_reason(failure[0])}")
+        raise failure[0]
     assert summary is not None, "a run that ends says so"
     return summary
 
@@ -242,8 +269,20 @@ def _waiting(events: Queue) -> list[dict[str, Any]]:
     return found
 
 
+def _sentence(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    return (
+        f"{where}{error.strerror}; make room or choose another --out; "
+        "the last checkpoint is kept, and --resume continues from it"
+    )
+
+
 def _reason(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
+    """The last line that says something: of a traceback, what was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
 
 
 def _quiet() -> None:

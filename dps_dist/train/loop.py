@@ -71,6 +71,8 @@ def epoch(training: Training) -> None:
                 training, look.loss, (after - at.position) / (time.monotonic() - started)
             )
         if number < order.steps and _save_is_due(training, look is not None and look.save_is_due):
+            if look is None:
+                training.watch.look()  # what is not finite is not saved
             save(training)
     training.watch.look()
     seconds = time.monotonic() - started

@@ -11,6 +11,7 @@ from dps_dist.train.setup import Training
 
 SAMPLED_TARGETS = 65_536  # enough for figures to 0.2%; reading all of ImageNet's takes seconds
 CHUNK_ENTRIES = 1 << 22  # of target rows that are read at once
+ENTROPY_UNITS = 1 << 30  # a nat; the sum over SAMPLED_TARGETS stays exact in float64
 
 
 @torch.no_grad()
@@ -18,6 +19,8 @@ def evaluate(training: Training) -> dict[str, float]:
     """Accuracy, top-5, NLL and ECE, the same on any number of ranks: padding weighs nothing."""
     config, peers, model = training.config, training.peers, training.model
     peers.follow(model.buffers())
+    if training.ema is not None:  # which has copied them after each step
+        peers.follow(training.ema.buffers.values())
     order = EpochOrder.of_batch(
         len(training.eval_set),
         max(config.evaluate.batch_size or config.data.batch_size, peers.world_size),
@@ -57,13 +60,15 @@ def target_figures(training: Training) -> dict[str, float]:
         index, labels = samples.to(targets.device), given.to(targets.device)
         target = targets.read(index, labels)
         agrees = (targets.evidence(index).argmax(-1) == labels).sum()
-        entropy = torch.special.entr(target).sum()
+        # Whole numbers add up to the same wherever each sample is; a resumed run moves some
+        entropy = torch.special.entr(target.double()).sum(-1).mul(ENTROPY_UNITS).round().sum()
         wrong = given != true
         right = (target.argmax(-1).cpu() == true) & wrong
         counts = (len(samples), float(entropy), float(agrees), int(wrong.sum()), int(right.sum()))
         sums += torch.tensor(counts, dtype=torch.float64)
     count, entropy_sum, agree, wrong_count, righted = training.peers.sum(sums).tolist()
-    figures = {"target_entropy": entropy_sum / count, "label_agreement": agree / count}
+    entropy = entropy_sum / ENTROPY_UNITS / count
+    figures = {"target_entropy": entropy, "label_agreement": agree / count}
     if wrong_count:
         figures["recovered"] = righted / wrong_count
     return figures

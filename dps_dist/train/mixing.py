@@ -21,11 +21,14 @@ def seeded(seed: int, at: Moment, rank: int) -> torch.Generator:
 
 
 def mixed(batch: Batch, augment: Augment, part: str, random: torch.Generator) -> Samples:
-    """The batch as a method sees it, with `augment.mix` done to all of it or to its second half."""
+    """The batch as a method sees it, with `augment.mix` done to all of it or to its second half.
+
+    Not to one with padding, which has one sample at most: a black image has no class to mix in.
+    """
     images, mix = batch.images, None
     chosen = float(torch.rand((), generator=random)) < augment.mix_probability
     first = half_split(len(images))[0].stop if part == "half" else 0
-    if augment.mix != "none" and chosen and first < len(images):
+    if augment.mix != "none" and chosen and first < len(images) and not batch.padding:
         rows = images[first:]
         if augment.mix == "cutout":
             changed = cutout(rows, augment.cutout_size, random)

@@ -27,8 +27,9 @@ class Pruning:
 
     def __init__(self, checkpoints: Storage, keep: config.Checkpoint, attempt: str) -> None:
         self.checkpoints, self.keep, self.attempt = checkpoints, keep, attempt
-        # Their unfinished folders, and ours, are leftovers; who starts later may be writing
-        self._former = {attempt, *(attempt_of(name) for name in checkpoints.names())}
+        # Their unfinished folders are leftovers. One of our own may be the next, begun by a rank
+        # that is ahead of this one, and one of whoever starts later is not ours to judge.
+        self._former = {attempt_of(name) for name in checkpoints.names()} - {attempt}
         self._whole: dict[str, bool] = {}
         self._remove_leftovers()  # or kills before the first commit would fill the disk
 

@@ -29,6 +29,7 @@ def save(training: Training) -> None:
                 "ema": training.ema.state_dict() if training.ema is not None else None,
                 "method": training.method.state_dict(),
                 "sums": sums,
+                "data": _data(training),
                 "history": training.history,
             }
         )
@@ -101,7 +102,17 @@ def finish(training: Training) -> dict[str, Any]:
     return summary
 
 
+def _data(training: Training) -> dict[str, int]:
+    return {"samples": len(training.train_set), "classes": training.train_set.num_classes}
+
+
 def _load(training: Training, state: dict[str, Any]) -> None:
+    for what, count in _data(training).items():
+        if state["data"][what] != count:
+            raise InputError(
+                f"{training.train_set.beton} has {count} {what} and {training.storage} was trained "
+                f"on {state['data'][what]}: set data.path to the data that it was started with"
+            )
     training.model.load_state_dict(state["model"])
     training.optimizer.load_state_dict(state["optimizer"])
     training.schedule.load_state_dict(state["schedule"])

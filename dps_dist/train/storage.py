@@ -112,7 +112,7 @@ class Storage:
         selector = fs.FileSelector(self._at(name), allow_not_found=True)
         try:
             found = [info.base_name for info in self._system.get_file_info(selector)]
-        except NotADirectoryError:
+        except (FileNotFoundError, NotADirectoryError):  # made, or removed, while it was looked at
             return []
         return sorted(base for base in found if not base.endswith(UNFINISHED))
 

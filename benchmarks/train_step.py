@@ -1,0 +1,196 @@
+"""What DPS, data, metrics and checkpoints add to training, and what comes before the first step.
+
+    python benchmarks/train_step.py [--quick]
+
+One process that calls the training loop's own functions; whatever is compared is measured in turn
+in the same run, medians. The digits are blown up to 32×32 for ResNet-18.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dps_dist import recipes
+from dps_dist.data.order import EpochOrder
+from dps_dist.data.sources import open_source
+from dps_dist.data.write import ImageOptions, write_split
+from dps_dist.targets import Dirichlet, LocalTargets
+from dps_dist.train.checkpoint import Moment, Writer
+from dps_dist.train.loop import step
+from dps_dist.train.setup import Training, build
+from dps_dist.train.storage import Storage
+
+SMALL = ["launch.workers=1"]
+RESNET = [
+    *SMALL,
+    "model={name: resnet18, stem: 3x3}",
+    "augment.crop=none",
+    "data.resolution=32",
+    "data.batch_size=128",
+]
+SHARD = (150_000, 1000)  # samples and classes: 300 MB, an eighth of ImageNet
+GPU_SPEED = 2500.0  # images/s of a GPU, to say what a stall is of an epoch
+
+
+def prepared(folder: Path) -> Path:
+    for split in ("train", "val"):
+        source = open_source("digits", None, split)
+        write_split(
+            source, folder, split, {}, ImageOptions("raw"), workers=1, say=lambda line: None
+        )
+    return folder
+
+
+def training(data: Path, settings: list[str], method: str) -> Training:
+    config = recipes.load("digits", [f"data.path={data}", f"method.name={method}", *settings])
+    return build(config, Storage(data / "run"), lambda event: None, threads=1)
+
+
+def steps_in_turn(data: Path, settings: list[str], rounds: int) -> dict[str, float]:
+    """Median seconds of a whole training step of each method, on the same batches."""
+    runs = {method: training(data, settings, method) for method in ("baseline", "dps")}
+    first = runs["dps"]
+    B, N = first.config.data.batch_size, len(first.train_set)
+    seconds: dict[str, list[float]] = {method: [] for method in runs}
+    done, epoch = -2, 0
+    while done < rounds:
+        order = EpochOrder(N, B, epoch=epoch)
+        for batch in first.loader.epoch(order):
+            for method in sorted(runs, reverse=done % 2 == 0):
+                start = time.perf_counter()
+                step(runs[method], batch, samples=B)
+                if done >= 0:
+                    seconds[method].append(time.perf_counter() - start)
+                run = runs[method]
+                run.at = replace(run.at, step=min(run.at.step + 1, 700))
+                run.watch.look()
+            done += 1
+            if done >= rounds:
+                break
+        epoch += 1
+    return {method: statistics.median(times) for method, times in seconds.items()}
+
+
+def epoch_against_compute(data: Path, settings: list[str], rounds: int) -> tuple[float, float]:
+    """Median seconds a step: of epochs as they are trained, and of forward, backward, optimizer."""
+    run = training(data, settings, "dps")
+    assert run.targets is not None
+    B, N = run.config.data.batch_size, len(run.train_set)
+    kept = next(iter(run.loader.epoch(EpochOrder(N, B)))).clone()
+    whole, compute = [], []
+    for epoch in range(rounds + 1):
+        order = EpochOrder(N, B, epoch=epoch)
+        start = time.perf_counter()
+        run.targets.begin_epoch(order)
+        for batch in run.loader.epoch(order):
+            step(run, batch, samples=B)
+            run.watch.step_done()
+        run.watch.look()
+        if epoch:
+            whole.append((time.perf_counter() - start) / order.steps)
+        start = time.perf_counter()
+        for _ in range(order.steps):
+            loss = torch.nn.functional.cross_entropy(run.forward(kept.images), kept.labels)
+            loss.backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+        if epoch:
+            compute.append((time.perf_counter() - start) / order.steps)
+    return statistics.median(whole), statistics.median(compute)
+
+
+def checkpoint_stall(folder: Path, rounds: int) -> tuple[float, float]:
+    """Seconds that a save of a 300 MB shard holds the step, and that it takes in all."""
+    N, K = SHARD
+    store = LocalTargets(N, Dirichlet(K, 0.99, 1000.0, 0.05))
+    config = recipes.load("digits").train.checkpoint
+    writer = Writer(Storage(folder / "saves"), config, "bench", None)
+    state = {"model": torch.zeros(11_000_000)}  # ResNet-18's
+    held, total = [], []
+    for number in range(rounds):
+        start = time.perf_counter()
+        writer.save(Moment(number, 0, number), state, store.snapshot())
+        held.append(time.perf_counter() - start)
+        writer.wait()
+        total.append(time.perf_counter() - start)
+    return statistics.median(held), statistics.median(total)
+
+
+def start_up(data: Path, folder: Path) -> dict[str, float]:
+    """Seconds from `dps train` to the moments that its log tells of."""
+    command = [str(Path(sys.executable).parent / "dps"), "train", "digits", "--workers", "2"]
+    command += ["--set", f"data.path={data}", "--set", "train.epochs=2", "--out", str(folder)]
+    began, moments = time.monotonic(), {}
+    signs = {
+        "imports": "starting Ray",
+        "Ray starts": "placing",
+        "workers start": "loading",
+        "model, data, checkpoint": "run ",
+        "first epoch (compiles the loader and the step)": "epoch 1/2",
+        "second epoch": "epoch 2/2",
+    }
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            for what, sign in signs.items():
+                if line.startswith(sign) and what not in moments:
+                    moments[what] = time.monotonic() - began
+    return moments
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with tempfile.TemporaryDirectory() as scratch:
+        report(Path(scratch), quick)
+    dist.destroy_process_group()
+
+
+def report(scratch: Path, quick: bool) -> None:
+    data = prepared(scratch / "digits")
+    rounds: Any = (8, 100) if quick else (40, 600)
+    for name, settings, count in (
+        ("ResNet-18, 32×32, B=128", RESNET, rounds[0]),
+        ("small CNN, 8×8, B=64", SMALL, rounds[1]),
+    ):
+        times = steps_in_turn(data, settings, count)
+        ratio = times["dps"] / times["baseline"]
+        print(
+            f"{name}: DPS step {1e3 * times['dps']:.1f} ms, baseline {1e3 * times['baseline']:.1f} "
+            f"ms: {ratio:.3f}× (goal ≤ 1.03×)"
+        )
+    whole, compute = epoch_against_compute(data, RESNET, 1 if quick else 4)
+    print(
+        f"ResNet-18 epoch with data, targets and metrics: {1e3 * whole:.0f} ms a step, forward + "
+        f"backward + optimizer alone {1e3 * compute:.0f} ms: +{100 * (whole / compute - 1):.1f}% "
+        "(goal ≤ 5%)"
+    )
+    held, total = checkpoint_stall(scratch, 3 if quick else 7)
+    epoch = SHARD[0] / GPU_SPEED
+    print(
+        f"checkpoint of a 300 MB shard: holds the step {held:.2f} s, {100 * held / epoch:.2f}% of "
+        f"the {epoch:.0f} s that its samples take at {GPU_SPEED:,.0f} images/s (goal ≤ 2%); "
+        f"written after {total:.1f} s"
+    )
+    before = 0.0
+    for what, after in start_up(data, scratch / "runs").items():
+        print(f"start-up: {what}: {after - before:.1f} s (at {after:.1f} s)")
+        before = after
+
+
+if __name__ == "__main__":
+    main()

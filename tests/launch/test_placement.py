@@ -1,0 +1,48 @@
+"""How many workers the nodes can hold, decided without a cluster."""
+
+import pytest
+
+from dps_dist.config import Launch
+from dps_dist.errors import InputError
+from dps_dist.launch.ray_train import placement
+
+CPU2 = {"CPU": 2.0, "memory": 1e9}
+GPU8 = {"CPU": 96.0, "GPU": 8.0}
+
+
+def test_a_fixed_number_on_cpus():
+    scaling = placement(Launch(workers=2), [CPU2])
+    assert scaling.num_workers == 2 and not scaling.use_gpu
+    assert scaling.resources_per_worker == {"CPU": 1.0}
+
+
+def test_a_range_is_elastic():
+    scaling = placement(Launch(workers="1:4", resize_interval_s=7), [CPU2])
+    assert scaling.num_workers == (1, 4)
+    assert scaling.elastic_resize_monitor_interval_s == 7
+
+
+def test_a_gpu_each_where_there_are_any():
+    scaling = placement(Launch(workers=16, cpus_per_worker=12), [GPU8, GPU8])
+    assert scaling.use_gpu and scaling.resources_per_worker == {"CPU": 12.0, "GPU": 1.0}
+    assert not placement(Launch(workers=2, gpus_per_worker=0), [GPU8]).use_gpu
+
+
+@pytest.mark.parametrize(
+    ("launch", "nodes", "room"),
+    [
+        (Launch(workers=3), [CPU2], 2),
+        (Launch(workers="3:5"), [CPU2], 2),
+        (Launch(workers=2, cpus_per_worker=2), [CPU2], 1),
+        (Launch(workers=2, cpus_per_worker=1.5), [CPU2, {"CPU": 1.0}], 1),  # not 3 CPUs / 1.5
+        (Launch(workers=17), [GPU8, GPU8], 16),
+        (Launch(workers=9, cpus_per_worker=24), [GPU8, GPU8], 8),
+        (Launch(workers=3, placement="STRICT_SPREAD"), [CPU2, CPU2], 2),
+        (Launch(workers=3, placement="STRICT_PACK"), [CPU2, CPU2], 2),
+        (Launch(workers=1), [{"memory": 1.0}], 0),
+        (Launch(workers=1, gpus_per_worker=1), [CPU2], 0),
+    ],
+)
+def test_more_than_fit_are_refused_at_once(launch, nodes, room):
+    with pytest.raises(InputError, match=f"--workers is {launch.workers}: .* can place {room} "):
+        placement(launch, nodes)

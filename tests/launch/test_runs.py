@@ -1,0 +1,162 @@
+"""Which run the command line asks for: new names, --resume, what may change. No Ray is started."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+
+from dps_dist import recipes
+from dps_dist.cli import main
+from dps_dist.errors import InputError
+from dps_dist.launch.runs import CONFIG, differences, open_run
+
+
+def created(out: Path, name: str = "a", recipe: str = "digits", settings: tuple[str, ...] = ()):
+    run = open_run(recipe, settings, str(out), name, resume=False)
+    run.create()
+    return run
+
+
+def test_a_new_run_writes_what_it_is(tmp_path):
+    run = created(tmp_path, settings=("train.seed=7",))
+    written = yaml.safe_load((tmp_path / "a" / CONFIG).read_text())
+    facts = written.pop("run")
+    assert written == json.loads(run.config.model_dump_json())
+    assert written["train"]["seed"] == 7
+    assert facts["name"] == "a"
+    assert {"torch", "ray", "ffcv", "python", "revision", "command", "created"} <= facts.keys()
+
+
+def test_its_config_is_a_recipe(tmp_path):
+    run = created(tmp_path, settings=("method.c=5",))
+    assert recipes.load(str(tmp_path / "a" / CONFIG)) == run.config
+
+
+def test_a_name_that_exists_is_refused(tmp_path):
+    created(tmp_path)
+    with pytest.raises(InputError, match="a exists: choose another --name, or .* --resume"):
+        open_run("digits", (), str(tmp_path), "a", resume=False)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.tex").write_text("mine")
+    with pytest.raises(InputError, match="holds other files"):
+        open_run("digits", (), str(tmp_path), "a", resume=False)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "a b"])
+def test_a_name_is_one_plain_word(tmp_path, name):
+    if name:
+        with pytest.raises(InputError, match="--name is"):
+            open_run("digits", (), str(tmp_path), name, resume=False)
+
+
+def test_names_of_their_own_do_not_clash(tmp_path):
+    run = open_run("digits", (), str(tmp_path), None, resume=False)
+    assert run.storage.name.startswith("digits-dps-2")
+
+
+def test_resume_takes_the_stored_configuration(tmp_path):
+    run = created(tmp_path, settings=("method.c=5", "train.seed=3"))
+    again = open_run(None, (), str(tmp_path), "a", resume=True)
+    assert again.config == run.config and not again.is_new and not again.is_finished
+
+
+def test_resume_may_change_how_but_not_what(tmp_path):
+    created(tmp_path)
+    free = ("launch.workers=1:4", "train.checkpoint.every_steps=5", "data.threads=3")
+    config = open_run(None, free, str(tmp_path), "a", resume=True).config
+    assert config.launch.workers == "1:4" and config.train.checkpoint.every_steps == 5
+    with pytest.raises(InputError) as caught:
+        open_run("digits", ("method.gamma=.5", "train.epochs=9"), str(tmp_path), "a", resume=True)
+    assert "method.gamma is 0.5 and was 0.85" in str(caught.value)
+    assert "train.epochs is 9 and was 40" in str(caught.value)
+    with pytest.raises(InputError, match="method.name is 'baseline' and was 'dps'"):
+        open_run(None, ("method.name=baseline",), str(tmp_path), "a", resume=True)
+
+
+def test_resume_needs_a_run(tmp_path):
+    with pytest.raises(InputError, match=r"x is not a run, it has no config.yaml: check --out"):
+        open_run(None, (), str(tmp_path), "x", resume=True)
+    with pytest.raises(InputError, match="--resume needs the --name"):
+        open_run(None, (), str(tmp_path), None, resume=True)
+
+
+def test_a_run_with_a_summary_is_finished(tmp_path):
+    created(tmp_path)
+    (tmp_path / "a" / "summary.json").write_text("{}")
+    assert open_run(None, (), str(tmp_path), "a", resume=True).is_finished
+
+
+def test_only_a_new_run_without_checkpoints_is_forgotten(tmp_path):
+    run = created(tmp_path)
+    (tmp_path / "a" / "checkpoints" / "00000001-x").mkdir(parents=True)
+    run.forget()
+    assert (tmp_path / "a" / CONFIG).exists()
+    other = created(tmp_path, "b")
+    open_run(None, (), str(tmp_path), "b", resume=True).forget()
+    assert (tmp_path / "b").exists()
+    other.forget()
+    assert not (tmp_path / "b").exists()
+
+
+def test_two_processes_do_not_train_one_run(tmp_path):
+    run = created(tmp_path)
+    with run.locked(), pytest.raises(InputError, match="is being trained by another process"):
+        with open_run(None, (), str(tmp_path), "a", resume=True).locked():
+            pass
+    with run.locked():
+        pass
+
+
+def test_differences_go_field_by_field():
+    old, new = recipes.load("digits"), recipes.load("digits", ["data.noise.rate=.5"])
+    assert list(differences(old, new)) == [("data.noise.rate", 0.0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["digits", "--workers", "3"], "--workers is 3: data.batch_size, 64, is not a multiple"),
+        (["digits", "--workers", "65:70"], "--workers is 65:70: data.batch_size is only 64"),
+        (["digits", "--workers", "none"], "launch.workers is 'none': give a number such as 2"),
+        (["digits", "--resume"], "--resume needs the --name"),
+        (["digits", "--name", "x", "--resume"], "x is not a run"),
+        (["digits", "--name", "../x"], "--name is '../x'"),
+        (["digit"], "did you mean digits"),
+        (["digits", "--set", "data.path=nowhere"], "nowhere.*dps prepare"),
+        (["digits", "--out", "what://x"], "what"),
+        (["digits", "--set", "evaluate.split=test"], "test"),
+        (["digits", "--set", "data.batch_size=5000"], "data.batch_size is 5000.*1200 images"),
+        (["digits", "--set", "model.name=resnet19"], "model=resnet19 is not known"),
+    ],
+)
+def test_bad_input_gets_its_sentence_before_ray_starts(
+    arguments, said, digits, tmp_path, monkeypatch, capsys
+):
+    settings = [] if "data.path=nowhere" in arguments else ["--set", f"data.path={digits}"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dps", "train", *arguments, *settings])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert len(told.strip().splitlines()) == 1 and told.startswith("dps: ")
+    assert re.search(said, told), told
+    assert not list(tmp_path.iterdir())
+    assert not ray.is_initialized()
+
+
+def test_a_finished_run_says_so(tmp_path, monkeypatch, capsys):
+    created(tmp_path)
+    (tmp_path / "a" / "summary.json").write_text("{}")
+    command = ["dps", "train", "--name", "a", "--out", str(tmp_path), "--resume"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0 and "is finished" in capsys.readouterr().out

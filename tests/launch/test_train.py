@@ -1,0 +1,50 @@
+"""`dps train` from the command line to the run's folder, and what it says when it must stop."""
+
+import json
+import subprocess
+
+import pytest
+import yaml
+
+from tests.launch.training import DPS, Training, rows_of, short_home, targets_of
+
+
+@pytest.fixture
+def training(digits):
+    with short_home() as home, Training(home, (f"data.path={digits}", "train.epochs=2")) as run:
+        yield run
+
+
+@pytest.mark.timeout(600)
+def test_a_run_leaves_its_folder(training):
+    training.settings = (*training.settings, "data.noise={kind: symmetric, rate: .4}")
+    training.start("--workers", "2")
+    assert training.end() == 0, training.terminal()
+    assert training.unexpected() == []
+    folder = training.run
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoints", "targets"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert [row["epoch"] for row in rows_of(folder)] == [1, 2]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["accuracy"] == rows_of(folder)[-1]["accuracy"] and summary["workers"] == 2
+    targets = targets_of(folder / "targets")
+    assert set(targets) == {"index", "label", "visits", "evidence"}
+    assert targets["visits"].sum() == 2 * 18 * 64  # drop_last leaves out 48 of 1200
+    assert yaml.safe_load((folder / "config.yaml").read_text())["run"]["name"] == "run"
+    again = [DPS, "train", "--name", "run", "--out", folder.parent, "--resume"]
+    done = subprocess.run(again, capture_output=True, text=True, env=training.env)
+    assert done.returncode == 0 and "is finished" in done.stdout
+    done = subprocess.run([DPS, "report", folder], capture_output=True, text=True)
+    assert done.returncode == 0 and (folder / "report" / "index.html").exists()
+
+
+@pytest.mark.timeout(600)
+def test_a_loss_that_is_not_finite_stops_the_run_at_once(training):
+    training.settings = (*training.settings, "optim.lr=1e30")
+    training.start("--workers", "2")
+    assert training.end() == 2
+    last = training.terminal().splitlines()[-1]
+    assert last.startswith("dps: the loss is not finite at step ") and "samples " in last
+    assert "restarted" not in training.terminal()  # starting again would not mend it
+    assert not training.run.exists() or training.saves().committed

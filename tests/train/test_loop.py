@@ -1,0 +1,698 @@
+"""Training on real processes: a run learns, and ends with the same bits if it is killed between.
+
+One set of three processes serves all tests, the first one or two of them where a run has fewer.
+"""
+
+import json
+import math
+import os
+import shutil
+import signal
+from pathlib import Path
+from statistics import median
+from typing import get_args
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from sklearn.metrics import log_loss, top_k_accuracy_score
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+
+from dps_dist import config, models, recipes
+from dps_dist.data.loader import Batch, noisy_labels
+from dps_dist.data.order import EpochOrder
+from dps_dist.data.write import ImageOptions, write_split
+from dps_dist.errors import InputError
+from dps_dist.targets import Dirichlet, LocalTargets
+from dps_dist.train.checkpoint import complete, newest_whole, open_checkpoint
+from dps_dist.train.loop import _parts, epoch, run, step
+from dps_dist.train.manifest import FOLDER
+from dps_dist.train.measure import evaluate, target_figures
+from dps_dist.train.setup import build
+from dps_dist.train.state import finish, restore
+from dps_dist.train.storage import Storage
+from dps_dist.train.watch import NonFiniteLossError
+from tests.spawn import RankError, Ranks
+
+METHODS = [row.model_fields["name"].default for row in get_args(get_args(config.Method)[0])]
+ALL_KEPT = "train.checkpoint.keep_last=1000"
+EVERYTHING = [
+    "augment.mix=cutmix",
+    "data.max_per_worker=9",
+    "data.drop_last=false",
+    "optim.name=sgd",
+    "optim.schedule=cosine",
+    "optim.warmup_epochs=0.5",
+    "optim.lr=0.1",
+    "optim.clip_norm=1.0",
+    "optim.ema=0.9",
+]
+TIMES = ("seconds", "images_per_s")  # what differs from run to run
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(3, timeout=200) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def settings(digits):
+    """→ a configuration of the digits with some settings."""
+
+    def with_settings(*more):
+        return recipes.load("digits", [f"data.path={digits}", "train.epochs=2", *more])
+
+    return with_settings
+
+
+# ---- what the ranks run
+
+_loaders = {}
+
+
+def ignore(event):
+    pass
+
+
+def start(config, folder, tell=ignore):
+    """A run as `run` starts it, but that loaders are used again: each compiles for seconds."""
+    training = build(config, Storage(folder), tell, threads=1)
+    key = repr((training.loader.crop, config.data.path, config.data.noise, training.method.views))
+    kept = _loaders.setdefault(key, (training.loader, training.eval_loader))
+    training.loader, training.eval_loader = kept
+    restore(training)
+    return training
+
+
+def train(config, folder, tell=ignore):
+    """`run` with loaders that were used before."""
+    training = start(config, folder, tell)
+    while training.at.epoch < config.train.epochs:
+        epoch(training)
+    return finish(training)
+
+
+# ---- what they leave
+
+
+def trained(ranks, config, folder, world_size=1):
+    return ranks.run(train, config, str(folder), world_size=world_size)[0]
+
+
+def final_state(folder):
+    """All of the newest checkpoint but its targets; rows of figures without their times."""
+    storage = Storage(folder)
+    opened = open_checkpoint(storage, newest_whole(storage, pytest.fail).name, Path("unused"))
+    rows = [without_times(row) for row in opened.state["history"]]
+    return {**opened.state, "history": rows, "moment": vars(opened.moment)}
+
+
+def without_times(row):
+    return {key: value for key, value in row.items() if key not in TIMES}
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def saved_targets(folder):
+    """The final targets by sample: columns of the Arrow files, in order."""
+    tables = []
+    for path in sorted((folder / "targets").glob("*.arrow")):
+        with pa.memory_map(str(path)) as file:
+            tables.append(pa.ipc.open_file(file).read_all())
+    table = pa.concat_tables(tables).sort_by("index")
+    evidence = np.array(table["evidence"].combine_chunks().values).reshape(len(table), -1)
+    columns = {name: table[name].to_numpy() for name in ("index", "visits", "label")}
+    return {**columns, "evidence": evidence}
+
+
+def assert_same(one, other, where="state"):
+    """The same to the last bit, in whatever it is nested."""
+    assert type(one) is type(other), where
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}[{key!r}]")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{where}[{number}]")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, np.ndarray):
+        assert one.tobytes() == other.tobytes(), where
+    else:
+        assert one == other, where
+
+
+def assert_same_end(one, other):
+    assert_same(final_state(one), final_state(other))
+    rows = [[without_times(row) for row in metrics(folder)] for folder in (one, other)]
+    assert rows[0] == rows[1]
+    assert (one / "targets").exists() == (other / "targets").exists()
+    if (one / "targets").exists():
+        assert_same(saved_targets(one), saved_targets(other), "targets")
+
+
+def killed_after(folder, step, copy):
+    """What a run leaves that is killed when its checkpoint of that step has been committed."""
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "targets", ignore_errors=True)
+    (copy / "summary.json").unlink()
+    for found in complete(Storage(copy)):
+        if found.moment.step > step:
+            shutil.rmtree(copy / FOLDER / found.name)
+    assert newest_whole(Storage(copy), pytest.fail).moment.step == step
+    return copy
+
+
+# ---- learning
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_learns(ranks, settings, tmp_path, method, world_size):
+    config = settings(f"method.name={method}", "train.epochs=6")
+    summary = trained(ranks, config, tmp_path, world_size)
+    assert summary["accuracy"] > 0.9
+    rows = metrics(tmp_path)
+    assert rows[-1]["train_loss"] < 0.5 * rows[0]["train_loss"]
+
+
+def by_hand(config, labels, folder):
+    """Two epochs of plain torch in one process; DPS's targets as the paper's recursion, float64."""
+    loader = start(config, folder).loader
+    torch.manual_seed(config.train.seed)
+    model = models.build("small_cnn", 10).to(memory_format=torch.channels_last)
+    chosen = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    dps = config.method.name == "dps"
+    y = np.eye(10)[labels]
+    total = np.full(len(labels), config.method.c if dps else 1.0)
+    losses, right = [], []
+    for number in range(2):
+        order = EpochOrder(len(labels), 64, seed=config.train.seed, epoch=number)
+        losses.append([])
+        right.append([])
+        for batch in loader.epoch(order):
+            index = batch.index.numpy()
+            logits = model(batch.images)
+            target = torch.tensor(y[index], dtype=torch.float32)
+            loss = -(target * F.log_softmax(logits, -1)).sum(-1)
+            if dps:
+                p = torch.softmax(logits.detach().double(), -1).numpy()
+                w = 1 / (config.method.gamma * total[index, None] + 1)
+                y[index] = (1 - w) * y[index] + w * p
+                total[index] = config.method.gamma * total[index] + 1
+            chosen.zero_grad()
+            loss.mean().backward()
+            chosen.step()
+            losses[-1] += loss.tolist()
+            right[-1] += (logits.argmax(-1).numpy() == labels[index]).tolist()
+    return [np.mean(of) for of in losses], [np.mean(of) for of in right], y, model.state_dict()
+
+
+@pytest.mark.parametrize("method", ["baseline", "dps"])
+def test_is_what_a_loop_by_hand_is(ranks, settings, train_digits, tmp_path, method):
+    """train_loss, train_accuracy, weights and targets; c=2 lets the evidence count."""
+    own = ["method.gamma=0.9", "method.c=2"] if method == "dps" else []
+    config = settings(
+        f"method.name={method}", *own, "optim.name=sgd", "optim.lr=0.05", "optim.schedule=constant"
+    )
+    trained(ranks, config, tmp_path)
+    hand = ranks.run(by_hand, config, train_digits.labels, str(tmp_path / "hand"), world_size=1)
+    losses, right, y, weights = hand[0]
+    rows = metrics(tmp_path)
+    # Evidence is kept in 16 bits, and two epochs of steps make more of the difference
+    close = {"rtol": 5e-3} if method == "dps" else {"rtol": 1e-5}
+    np.testing.assert_allclose([row["train_loss"] for row in rows], losses, **close)
+    np.testing.assert_allclose([row["train_accuracy"] for row in rows], right, atol=2e-3)
+    found = final_state(tmp_path)["model"]
+    for name, value in weights.items():
+        torch.testing.assert_close(found[name], value, rtol=0.02, atol=0.01, msg=name)
+    if method == "dps":
+        store = LocalTargets(len(train_digits), Dirichlet(10, 0.9, 2.0))
+        store.load(tmp_path / "targets")
+        everyone = torch.arange(len(train_digits))
+        targets = store.read(everyone, torch.from_numpy(train_digits.labels))
+        assert np.abs(targets.numpy() - y).max() < 0.05
+        assert np.abs(targets.numpy() - y).mean() < 1e-3
+
+
+# ---- killed and resumed
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("more", [[], EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_ends_as_one_that_was_not_killed(
+    ranks, settings, tmp_path, method, more, world_size
+):
+    """From a checkpoint in mid-epoch, from an epoch's end, from the very last one."""
+    every = ["train.checkpoint.every_steps=5", ALL_KEPT]
+    config = settings(f"method.name={method}", *more, *every)
+    whole = tmp_path / "whole"
+    trained(ranks, config, whole, world_size)
+    saved = [found.moment.step for found in complete(Storage(whole))]
+    assert saved == (
+        [38, 35, 30, 25, 20, 19, 15, 10, 5] if more else [36, 35, 30, 25, 20, 18, 15, 10, 5]
+    )
+    for step_ in (5, saved[5], 25, saved[0]):
+        killed = killed_after(whole, step_, tmp_path / f"killed at {step_}")
+        summary = trained(ranks, config, killed, world_size)
+        assert_same_end(killed, whole)
+        assert json.loads((killed / "summary.json").read_text()) == summary
+
+
+def killed_in(config, folder, epoch_, after):
+    """`run`, until rank 0 hears of a step behind `after` and is killed by the kernel."""
+
+    def tell(event):
+        if event["kind"] == "progress" and (event["epoch"], event["step"]) >= (epoch_, after):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run(config, Storage(folder), tell, threads=1)
+
+
+def run_through(config, folder):
+    return run(config, Storage(folder), ignore, threads=1)
+
+
+def test_a_killed_run_ends_as_one_that_was_not(settings, tmp_path):
+    """With SIGKILL, in processes of its own, twice; `run` itself then ends it."""
+    more = ["train.checkpoint.every_steps=3", "data.batch_size=16", "method.exchange=stream"]
+    config = settings(*more)
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    with Ranks(2, timeout=200) as two:
+        for epoch_, after in ((0, 20), (1, 10)):
+            with pytest.raises(RankError):
+                two.run(killed_in, config, str(killed), epoch_, after)
+            found = newest_whole(Storage(killed), pytest.fail)
+            assert found is not None and found.moment.epoch <= epoch_
+        two.run(run_through, config, str(killed))
+        two.run(train, config, str(whole))
+    assert_same_end(killed, whole)
+
+
+def test_saves_by_minutes_too(ranks, settings, tmp_path):
+    """Every look then finds one due."""
+    config = settings("train.checkpoint.every_minutes=1e-6", ALL_KEPT, "train.epochs=1")
+    trained(ranks, config, tmp_path, 2)
+    moments = [found.moment for found in complete(Storage(tmp_path))]
+    assert any(moment.position for moment in moments)
+    assert all(moment.position == 64 * moment.step for moment in moments if moment.epoch == 0)
+
+
+# ---- visits
+
+
+def resumed_elsewhere(ranks, config, folder, legs):
+    """Train with one number of ranks up to a step, then with another. legs: (ranks, step)."""
+    for number, (world_size, until) in enumerate(legs):
+        trained(ranks, config, folder, world_size)
+        if until is not None:
+            killed = folder.with_name(f"{folder.name} {number}")
+            folder = killed_after(folder, until, killed)
+    return folder
+
+
+@pytest.mark.parametrize("drop_last", ["true", "false"])
+@pytest.mark.parametrize(
+    "legs",
+    [[(1, None)], [(2, None)], [(3, None)], [(1, 10), (3, 25), (2, None)], [(3, 15), (1, None)]],
+    ids=["1", "2", "3", "1 3 2", "3 1"],
+)
+def test_every_sample_is_visited_once_an_epoch(ranks, settings, tmp_path, legs, drop_last):
+    every = ["train.checkpoint.every_steps=5", ALL_KEPT, f"data.drop_last={drop_last}"]
+    folder = resumed_elsewhere(ranks, settings(*every), tmp_path / "run", legs)
+    visits = saved_targets(folder)["visits"]
+    if drop_last == "false":
+        assert (visits == 2).all()
+    else:
+        assert visits.sum() == 2 * 18 * 64 and visits.max() == 2
+    row = metrics(folder)[-1]
+    assert (row["epoch"], row["step"]) == (2, 36 if drop_last == "true" else 38)
+    samples = 1152 if drop_last == "true" else 1200
+    assert row["train_accuracy"] * samples == pytest.approx(round(row["train_accuracy"] * samples))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_accumulation_does_not_change_the_visits(ranks, settings, tmp_path, world_size):
+    config = settings("data.max_per_worker=5", "data.drop_last=false", "train.epochs=1")
+    trained(ranks, config, tmp_path, world_size)
+    assert (saved_targets(tmp_path)["visits"] == 1).all()
+
+
+def test_half_of_a_mixed_batch_is_visited(ranks, settings, tmp_path):
+    trained(ranks, settings("augment.mix=cutmix", "train.epochs=1"), tmp_path, 2)
+    assert saved_targets(tmp_path)["visits"].sum() == 18 * 2 * 16
+
+
+def test_streamed_targets_are_the_same(ranks, settings, tmp_path):
+    every = ["train.checkpoint.every_steps=7", "train.epochs=3", "data.drop_last=false"]
+    for exchange in ("bulk", "stream"):
+        config = settings(f"method.exchange={exchange}", *every)
+        trained(ranks, config, tmp_path / exchange, 2)
+    assert_same_end(tmp_path / "stream", tmp_path / "bulk")
+
+
+# ---- a step
+
+
+def batch_of(rows, padding=0):
+    index = torch.arange(rows)
+    index[rows - padding :] = -1
+    images = torch.arange(rows, dtype=torch.float32).view(-1, 1, 1, 1)
+    weight = (index >= 0).float()
+    return Batch(images, torch.arange(rows), index, weight, (images + 100,), padding)
+
+
+@pytest.mark.parametrize(
+    ("rows", "padding", "limit", "sizes"),
+    [
+        (10, 0, None, [10]),
+        (10, 0, 10, [10]),
+        (10, 0, 4, [3, 3, 4]),
+        (10, 0, 1, [1] * 10),
+        (10, 3, None, [7]),
+        (10, 3, 5, [3, 4]),
+        (10, 8, None, [2]),
+        (10, 9, None, [2]),
+        (10, 10, 4, [2]),
+        (10, 10, 1, [1, 1]),
+        (1, 0, None, [1]),
+        (1, 1, None, [1]),
+    ],
+)
+def test_a_batch_in_parts(rows, padding, limit, sizes):
+    batch = batch_of(rows, padding)
+    parts = list(_parts(batch, limit))
+    assert [len(part.index) for part, _ in parts] == sizes
+    assert [is_last for _, is_last in parts] == [False] * (len(sizes) - 1) + [True]
+    for field in ("images", "labels", "index", "weight"):
+        joined = torch.cat([getattr(part, field) for part, _ in parts])
+        assert torch.equal(joined, getattr(batch, field)[: sum(sizes)])
+    views = torch.cat([part.other_views[0] for part, _ in parts])
+    assert torch.equal(views, batch.other_views[0][: sum(sizes)])
+    assert sum(part.padding for part, _ in parts) == max(0, sum(sizes) - (rows - padding))
+
+
+def after_one_step(config, folder, which):
+    """The weights after a step on batch `which` of an epoch; batch norm uses fixed statistics."""
+    training = start(config, folder)
+    training.model.eval()
+    peers = training.peers
+    order = EpochOrder.of_batch(
+        *(len(training.train_set), config.data.batch_size, peers.world_size), drop_last=False
+    )
+    if training.targets is not None:
+        training.targets.begin_epoch(order)
+    batches = training.loader.epoch(order, peers.rank)
+    batch = next(batch for number, batch in enumerate(batches) if number == which).clone()
+    samples = order.position_after(which + 1) - order.position_after(which)
+    step(training, batch, samples)
+    batches.close()
+    return training.model.state_dict(), training.peers.sum(training.watch.sums)
+
+
+@pytest.mark.parametrize("method", ["baseline", "dps"])
+@pytest.mark.parametrize(
+    ("batch_size", "which", "limit"),
+    [(64, 0, "null"), (64, 0, "6"), (64, 18, "null"), (109, 11, "null"), (109, 11, "1")],
+    ids=["22-21-21", "in parts", "the last, 16-16-16", "the last, 1-0-0", "the last in parts"],
+)
+def test_a_step_is_the_same_on_any_number_of_ranks(
+    ranks, settings, tmp_path, method, batch_size, which, limit
+):
+    """The gradient is of the mean over the step's samples, wherever they are."""
+    config = settings(
+        *(f"method.name={method}", "optim.name=sgd", "optim.lr=1", "optim.schedule=constant"),
+        *("optim.momentum=0", f"data.batch_size={batch_size}", f"data.max_per_worker={limit}"),
+    )
+    alone = config.model_copy(
+        update={"data": config.data.model_copy(update={"max_per_worker": None})}
+    )
+    (expected, sums), *_ = ranks.run(
+        after_one_step, alone, str(tmp_path / "1"), which, world_size=1
+    )
+    for world_size in (2, 3):
+        folder = str(tmp_path / str(world_size))
+        everyone = ranks.run(after_one_step, config, folder, which, world_size=world_size)
+        for found, found_sums in everyone:
+            for name, value in expected.items():
+                torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
+            torch.testing.assert_close(found_sums, sums, rtol=1e-6, atol=1e-6)
+
+
+# ---- figures
+
+
+def measured(config, folder):
+    training = start(config, folder)
+    return evaluate(training), target_figures(training)
+
+
+@pytest.fixture(scope="module")
+def noisy_run(ranks, settings, tmp_path_factory):
+    """A run of two ranks with a moving average, on labels of which two in five are redrawn."""
+    noise = ["data.noise.kind=symmetric", "data.noise.rate=0.4", "method.c=1", "method.gamma=0.5"]
+    config = settings(*noise, "optim.ema=0.9", "evaluate.batch_size=100", "train.epochs=4")
+    folder = tmp_path_factory.mktemp("noisy")
+    trained(ranks, config, folder, 2)
+    return config, folder
+
+
+@pytest.mark.parametrize("batch_size", [100, 2])
+def test_figures_do_not_depend_on_the_number_of_ranks(ranks, noisy_run, batch_size):
+    """597 images in batches that no number of ranks divides; and those that training told."""
+    config, folder = noisy_run
+    told = metrics(folder)[-1]
+    section = config.evaluate.model_copy(update={"batch_size": batch_size})
+    config = config.model_copy(update={"evaluate": section})
+    for world_size in (1, 2, 3):
+        for figures, of_targets in ranks.run(measured, config, str(folder), world_size=world_size):
+            for key, value in {**figures, **of_targets}.items():
+                assert told[key] == pytest.approx(value, abs=1e-6), (world_size, key)
+
+
+def all_logits(config, folder):
+    """Of the averaged weights that the last checkpoint holds, in one batch."""
+    training = start(config, folder)
+    average = final_state(Path(folder))["ema"]
+    training.model.load_state_dict({**average["parameters"], **average["buffers"]})
+    training.model.eval()
+    (batch,) = training.eval_loader.epoch(EpochOrder(len(training.eval_set), 597, shuffle="none"))
+    with torch.no_grad():
+        return training.model(batch.images).double().numpy(), batch.labels.numpy()
+
+
+def test_figures_of_the_evaluation(ranks, noisy_run):
+    """Against scikit-learn, and the definition of ECE."""
+    config, folder = noisy_run
+    logits, labels = ranks.run(all_logits, config, str(folder), world_size=1)[0]
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    told = metrics(folder)[-1]
+    right, confidence = p.argmax(1) == labels, p.max(1)
+    bins = np.minimum(np.ceil(confidence * 15) - 1, 14).astype(int)
+    gaps = [abs(right[bins == b].sum() - confidence[bins == b].sum()) for b in range(15)]
+    assert told["accuracy"] == pytest.approx(right.mean())
+    assert told["top5"] == pytest.approx(top_k_accuracy_score(labels, p, k=5))
+    assert told["nll"] == pytest.approx(log_loss(labels, p), rel=1e-5)
+    assert told["ece"] == pytest.approx(sum(gaps) / len(labels), abs=1e-5)
+
+
+def test_figures_of_the_targets(noisy_run, train_digits):
+    """From the files that a run leaves, by the formulas that they state."""
+    config, folder = noisy_run
+    saved = saved_targets(folder)
+    assert (saved["label"] == noisy_labels(config.data, train_digits)).all()
+    v = saved["evidence"].astype(np.float64)
+    evidence = np.where(v >= 0, v / 2**15, 1 + v / 2**15)
+    gamma, c, t = config.method.gamma, config.method.c, saved["visits"][:, None].astype(float)
+    prior, weight = gamma**t * c * np.eye(10)[saved["label"]], (1 - gamma**t) / (1 - gamma)
+    y = (prior + weight * evidence) / (gamma**t * c + weight)
+    true = np.asarray(train_digits.clean_labels)
+    wrong = saved["label"] != true
+    told = metrics(folder)[-1]
+    assert told["target_entropy"] == pytest.approx(-(y * np.log(y + 1e-300)).sum(1).mean(), 1e-4)
+    assert told["label_agreement"] == np.mean(evidence.argmax(1) == saved["label"])
+    assert told["recovered"] == pytest.approx(np.mean(y.argmax(1)[wrong] == true[wrong]), abs=2e-3)
+    assert 0.3 < wrong.mean() < 0.4 and told["recovered"] > 0.3
+
+
+def test_clean_labels_have_none_to_recover(ranks, settings, tmp_path):
+    summary = trained(ranks, settings("train.epochs=1"), tmp_path)
+    assert "recovered" not in summary and summary["label_agreement"] > 0.5
+
+
+# ---- files and events
+
+
+def heard(config, folder):
+    """What `tell` hears on this rank."""
+    events = []
+    train(config, folder, events.append)
+    return events
+
+
+def test_what_is_told_and_written(ranks, settings, tmp_path):
+    config = settings("train.epochs=3", "evaluate.every_epochs=2", "data.drop_last=false")
+    events, nothing = ranks.run(heard, config, str(tmp_path / "run"), world_size=2)
+    assert nothing == []
+    kinds = [event["kind"] for event in events]
+    assert kinds[0] == "start" and kinds[-1] == "end" and kinds.count("epoch") == 3
+    assert kinds.index("progress") < kinds.index("epoch")
+    begun, ended = events[0], events[-1]
+    assert begun["samples"] == 1200 and begun["steps"] == 19 and begun["workers"] == 2
+    assert begun["parameters"] == sum(p.numel() for p in models.build("small_cnn", 10).parameters())
+    for event in events:
+        if event["kind"] == "progress":
+            assert 0 <= event["epoch"] < 3 and 1 <= event["step"] <= event["steps"] == 19
+            assert math.isfinite(event["loss"]) and event["images_per_s"] > 0
+
+    rows = metrics(tmp_path / "run")
+    assert rows == [
+        {key: value for key, value in event.items() if key != "kind"}
+        for event in events
+        if event["kind"] == "epoch"
+    ]
+    assert [(row["epoch"], row["step"], row["workers"]) for row in rows] == [
+        *((1, 19, 2), (2, 38, 2), (3, 57, 2))
+    ]
+    assert ["accuracy" in row for row in rows] == [False, True, True]
+    assert ["target_entropy" in row for row in rows] == [False, True, True]
+
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {**summary, "kind": "end"} == ended
+    best = max(rows[1:], key=lambda row: row["accuracy"])
+    assert (summary["best_accuracy"], summary["best_epoch"]) == (best["accuracy"], best["epoch"])
+    assert (summary["run"], summary["epochs"], summary["steps"]) == ("run", 3, 57)
+    for key in ("accuracy", "top5", "nll", "ece", "target_entropy", "label_agreement"):
+        assert summary[key] == rows[-1][key]
+    assert summary["train_loss"] == rows[-1]["train_loss"]
+    assert summary["seconds"] == pytest.approx(sum(row["seconds"] for row in rows))
+    assert summary["images_per_s"] == median(row["images_per_s"] for row in rows)
+
+
+# ---- losses that are not finite
+
+
+def diverged(config, folder, after):
+    """What ends a run whose learning rate jumps after so many steps."""
+    training = start(config, folder)
+    training.schedule = LambdaLR(training.optimizer, lambda step: 1e30 if step >= after else 1.0)
+    try:
+        epoch(training)
+    except NonFiniteLossError as error:
+        training.writer.wait()
+        return str(error)
+    return "nothing was said"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(ranks, settings, tmp_path, method):
+    """And what was saved before, after every single step, is finite."""
+    config = settings(f"method.name={method}", "train.checkpoint.every_steps=1", ALL_KEPT)
+    said = ranks.run(diverged, config, str(tmp_path), 9, world_size=2)
+    assert said[0] == said[1] and said[0].startswith("the loss is not finite at step 11, samples ")
+    samples = said[0].removeprefix("the loss is not finite at step 11, samples ").split(":")[0]
+    order = EpochOrder.of_batch(1200, 64, 2)
+    assert {int(sample) for sample in samples.split(", ")} <= {
+        *order.batch(10, 0).tolist(),
+        *order.batch(10, 1).tolist(),
+    }
+    saved = [found.moment.step for found in complete(Storage(tmp_path))]
+    assert saved == list(range(10, 0, -1))
+    assert all(value.isfinite().all() for value in final_state(tmp_path)["model"].values())
+
+
+# ---- what is refused, and what is not
+
+
+def refusal(config, folder):
+    try:
+        run(config, Storage(folder), ignore, threads=1)
+    except InputError as error:
+        return str(error)
+    return "nothing was said"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("train.amp=float16", "train.amp is float16: cpu has no arithmetic for it; set bfloat16"),
+        ("train.sync_batchnorm=true", "train.sync_batchnorm is true: torch has it on GPUs only"),
+        ("method.device=cuda", "method.device is cuda: this worker has no GPU; set auto or cpu"),
+        ("data.batch_size=1201", "holds 1200 images; give at most that many"),
+        ("data.path=/nowhere", "/nowhere/train.beton does not exist: run `dps prepare"),
+        ("evaluate.split=test", "test.beton does not exist: run `dps prepare"),
+        ("optim.warmup_epochs=2", "optim.warmup_epochs is 2: give less than train.epochs, 2"),
+    ],
+)
+def test_refuses_with_a_reason(ranks, settings, tmp_path, setting, said):
+    everyone = ranks.run(refusal, settings(setting), str(tmp_path), world_size=2)
+    assert said in everyone[0] and everyone[0] == everyone[1]
+    assert not list(tmp_path.iterdir())
+
+
+class OtherDigits:
+    """Three images of three classes."""
+
+    class_names = ("0", "1", "two")
+    labels = np.arange(3)
+
+    def __len__(self):
+        return 3
+
+    def read(self, i):
+        return np.full((8, 8, 3), 10 * i, np.uint8)
+
+    def path(self, i):
+        return str(i)
+
+
+def test_refuses_splits_of_different_classes(ranks, settings, digits, tmp_path):
+    for name in ("train.beton", "train.parquet"):
+        shutil.copy(digits / name, tmp_path / name)
+    write_split(OtherDigits(), tmp_path, "val", {"source": "x"}, ImageOptions("raw"), workers=1)
+    config = settings(f"data.path={tmp_path}")
+    (said,) = ranks.run(refusal, config, str(tmp_path / "run"), world_size=1)
+    assert "val.beton has 3 classes and " in said and "train.beton 10" in said
+
+
+def test_a_shard_epoch_goes_on_with_as_many_ranks_only(ranks, settings, tmp_path):
+    every = ["train.checkpoint.every_steps=5", ALL_KEPT, "train.epochs=1"]
+    config = settings("data.shuffle=shard", *every)
+    trained(ranks, config, tmp_path / "whole", 2)
+    killed = killed_after(tmp_path / "whole", 10, tmp_path / "killed")
+    (said,) = ranks.run(refusal, config, str(killed), world_size=1)
+    assert said.endswith("was saved in mid-epoch by 2 workers: resume with --workers 2")
+    trained(ranks, config, killed, 2)
+    assert_same_end(killed, tmp_path / "whole")
+
+
+def test_a_batch_larger_than_the_data_set_is_one_step(ranks, settings, tmp_path):
+    config = settings("data.batch_size=1500", "data.drop_last=false")
+    assert trained(ranks, config, tmp_path, 3)["steps"] == 2
+    assert (saved_targets(tmp_path)["visits"] == 2).all()
+
+
+def test_trains_in_bfloat16(ranks, settings, tmp_path):
+    summary = trained(ranks, settings("train.amp=bfloat16", "train.epochs=4"), tmp_path, 2)
+    assert summary["accuracy"] > 0.8
+    assert all(w.dtype != torch.bfloat16 for w in final_state(tmp_path)["model"].values())
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_trains_compiled_and_goes_on_without(ranks, settings, tmp_path):
+    """The names of the weights stay."""
+    summary = trained(ranks, settings("train.compile=true", "train.epochs=1"), tmp_path)
+    assert summary["accuracy"] > 0.5
+    assert (
+        final_state(tmp_path)["model"].keys() == models.build("small_cnn", 10).state_dict().keys()
+    )
+    assert trained(ranks, settings("train.epochs=1"), tmp_path)["steps"] == summary["steps"]
