@@ -56,7 +56,9 @@ class Data(Section):
     noise: Noise = Field(Noise(), description="label noise, none by default")
     batch_size: Positive = Field(64, description="images a step over all workers")
     max_per_worker: Positive | None = Field(
-        None, description="images at once on a worker; more are accumulated over several passes"
+        None,
+        description="images at once on a worker, more are accumulated over several passes; "
+        "none: a worker's share when none is missing",
     )
     shuffle: Literal["global", "shard", "none"] = Field(
         "global", description="permute over all samples, inside each rank's shard, or not at all"
@@ -72,9 +74,7 @@ class Data(Section):
     progressive: Progressive | None = Field(None, description="smaller images in early epochs")
     mean: Channels = Field((0.5, 0.5, 0.5), description="mean of red, green, blue in [0, 1]")
     std: Channels = Field((0.5, 0.5, 0.5), description="deviation of red, green, blue in [0, 1]")
-    threads: Count = Field(
-        0, description="loader threads; 0 takes every CPU that the process may use"
-    )
+    threads: Count = Field(0, description="loader threads; 0: as many as the worker has CPUs")
 
     @model_validator(mode="after")
     def _fits(self) -> "Data":
@@ -163,9 +163,11 @@ class Optim(Section):
         "onecycle", description="1cycle, or cosine to 0, or constant, the last two after warm-up"
     )
     warmup_epochs: AtLeast0 = Field(0.0, description="cosine, constant: linear warm-up")
-    momentum: BelowOne = Field(0.9, description="sgd: momentum")
+    momentum: BelowOne = Field(0.9, description="sgd: momentum; 1cycle moves it itself")
     nesterov: bool = Field(False, description="sgd: Nesterov's momentum")
-    betas: tuple[BelowOne, BelowOne] = Field((0.9, 0.999), description="adam, adamw: β1, β2")
+    betas: tuple[BelowOne, BelowOne] = Field(
+        (0.9, 0.999), description="adam, adamw: β1, β2; 1cycle moves β1 itself"
+    )
     weight_decay: AtLeast0 = Field(0.0, description="weight decay")
     decay_norms_and_biases: bool = Field(
         True, description="decay normalisation weights and biases like all others"

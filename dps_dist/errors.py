@@ -7,3 +7,7 @@ class FailedError(Exception):
 
 class InputError(ValueError):
     """Names the field or file, the value received and the remedy. Never a bug of ours."""
+
+
+class PeerFailedError(InputError):
+    """Another rank failed; its own message says how, and whether starting again may help."""

@@ -136,7 +136,10 @@ class Display:
             self._say("", Text(done, "bold"), _pairs(results))
         else:
             self._say(f"{done}: {_joined(results)}")
-        for key, text in (("folder", folder), ("next", f"dps report {shlex.quote(folder)}")):
+        lines = [("folder", folder)]
+        if "://" not in folder:  # a report reads folders of this machine
+            lines.append(("next", f"dps report {shlex.quote(folder)}"))
+        for key, text in lines:
             self._say(Text.assemble((f"{key:<8}", "dim"), GAP, text), whole=True)
 
     def _moving(self, mark: RenderableType) -> RenderableType | None:

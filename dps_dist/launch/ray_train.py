@@ -3,10 +3,12 @@ and brings what they tell to the terminal.
 """
 
 import errno
+import math
 import os
 import socket
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dps_dist import models
 from dps_dist.config import Config, Launch
-from dps_dist.errors import FailedError, InputError
+from dps_dist.errors import FailedError, InputError, PeerFailedError
 from dps_dist.launch.display import Display
 from dps_dist.launch.runs import Run
 from dps_dist.train.setup import check_device, read_sets
 from dps_dist.train.storage import Storage
 
 POLL_S = 0.1
+SILENCE_S = 120.0  # then it is said that nothing is heard
 ERRORS = "errors.log"
 # What starting again does not mend: no room, no right to write
 HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -48,7 +51,7 @@ def train(run: Run, display: Display) -> dict[str, Any]:
     """Run to the end on the cluster, or on this machine where there is none; the summary."""
     check(run.config)
     display.show({"kind": "phase", "text": "starting Ray"})
-    ours = connect()
+    ours, created = connect(), False
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         nodes = [node["Resources"] for node in alive]
@@ -57,17 +60,21 @@ def train(run: Run, display: Display) -> dict[str, Any]:
             check_device(run.config, torch.device("cpu"))
         if run.is_new:
             run.create()
+            created = True
         with run.locked():
             display.show({"kind": "phase", "text": f"placing {run.config.launch.workers} workers"})
             return _fit(run, scaling, display)
     except InputError:
-        run.forget()
+        if ours:
+            ray.shutdown()  # before the folder goes, those who write there
+        if created:
+            run.forget()
         raise
     except TrainingFailedError as error:
         run.storage.write(ERRORS, str(error).encode())
         raise FailedError(
-            f"the run failed {run.config.launch.max_failures + 1} times, at last with "
-            f"{_reason(error)}: {run.storage / ERRORS} has it all; --resume continues the run"
+            f"the run failed too often, at last with {_reason(error)}: {run.storage / ERRORS} has "
+            "it all; --resume continues from the last checkpoint"
         ) from None
     finally:
         if ours:
@@ -86,11 +93,34 @@ def check(config: Config) -> None:
             f"--workers is {most}: data.batch_size, {batch}, is not a multiple of it; "
             f"give one of {', '.join(map(str, fit))}, or a range such as 1:{most}"
         )
+    if config.data.shuffle == "shard" and least != most:
+        raise InputError(
+            f"--workers is {config.launch.workers} and data.shuffle is shard, which ties samples "
+            "to workers: give one number of workers, or set data.shuffle=global"
+        )
     if Path(config.data.path).exists() or not _cluster_address():
         train_set, _ = read_sets(config)  # on a cluster the data may be on the workers only
-        with torch.device("meta"):  # shapes without memory
-            model, side = config.model, config.data.resolution
-            models.build(model.name, train_set.num_classes, stem=model.stem, image_size=side)
+        _try_model(config, train_set.num_classes)
+
+
+def _try_model(config: Config, num_classes: int) -> None:
+    """Build it, and show it an image of every size that it will see: shapes without memory."""
+    data = config.data
+    sizes = {data.resolution, data.eval_resolution or data.resolution}
+    sizes |= {data.progressive.resolution} if data.progressive else set()
+    with torch.device("meta"):
+        model = models.build(
+            config.model.name, num_classes, stem=config.model.stem, image_size=data.resolution
+        ).eval()
+        for side in sizes:
+            try:
+                model(torch.empty(1, 3, side, side))
+            except (AssertionError, RuntimeError) as error:
+                raise InputError(
+                    f"model.name is {config.model.name}: it cannot take images of {side}×{side} "
+                    f"pixels ({_reason(error)}); change data.resolution, data.eval_resolution or "
+                    "data.progressive"
+                ) from None
 
 
 def connect() -> bool:
@@ -152,11 +182,14 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
     # Beside this process: on another node it would be lost with that node, and the end with it
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     events = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
-    config = run.config.model_copy(
-        update={
-            "data": run.config.data.model_copy(update={"path": _absolute(run.config.data.path)})
-        }
-    )
+    config = run.config
+    data = config.data.model_copy(update={"path": _absolute(config.data.path)})
+    weights = config.model.weights
+    if weights is not None and Path(weights).is_file():
+        weights = _absolute(weights)
+    model = config.model.model_copy(update={"weights": weights})
+    config = config.model_copy(update={"data": data, "model": model})
+    filesystem, root = run.storage.parent.filesystem
     trainer = TorchTrainer(
         work,
         train_loop_config={"job": Job(config.model_dump_json(), run.storage.url, events)},
@@ -164,7 +197,8 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
         scaling_config=scaling,
         run_config=RunConfig(
             name=run.storage.name,
-            storage_path=run.storage.parent.url,
+            storage_path=root,
+            storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=config.launch.max_failures),
         ),
     )
@@ -220,9 +254,16 @@ def work(settings: dict[str, Any]) -> None:
         device = ray.train.torch.get_device()
         run(config, Storage(job.storage), tell, device=device, threads=threads)
     except (InputError, OSError) as error:
-        if isinstance(error, InputError) or error.errno in HOPELESS:
+        if _is_hopeless(error):
             tell({"kind": "refused", "text": _sentence(error)})
         raise
+
+
+def _is_hopeless(error: Exception) -> bool:
+    """Whether starting again would end the same way."""
+    if isinstance(error, OSError):
+        return error.errno in HOPELESS
+    return not isinstance(error, PeerFailedError)  # that one's own error tells
 
 
 def _follow(trainer: TorchTrainer, events: Queue, display: Display) -> dict[str, Any]:
@@ -240,9 +281,16 @@ def _follow(trainer: TorchTrainer, events: Queue, display: Display) -> dict[str,
     thread = threading.Thread(target=fit, daemon=True)
     thread.start()
     summary: dict[str, Any] | None = None
+    heard = time.monotonic()
     while True:
         running = thread.is_alive()
-        for event in _waiting(events):
+        found = _waiting(events)
+        heard = time.monotonic() if found else heard
+        if time.monotonic() - heard > SILENCE_S:
+            text = "nothing heard for two minutes: are workers placed? `ray status` says"
+            display.show({"kind": "note", "text": text})
+            heard = math.inf
+        for event in found:
             if event["kind"] == "refused":
                 raise InputError(event["text"])
             if event["kind"] == "end":

@@ -20,11 +20,12 @@ import yaml
 from dps_dist import recipes
 from dps_dist.config import Config
 from dps_dist.errors import InputError
-from dps_dist.train.state import SUMMARY
+from dps_dist.train.state import METRICS, SUMMARY
 from dps_dist.train.storage import Storage
 
 CONFIG = "config.yaml"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+PASSWORD = re.compile(r"://[^/@\s]*@")
 # What may differ when a run is resumed: it changes how, not what, is computed.
 FREE = ("launch.", "train.checkpoint.", "data.threads", "data.path")
 
@@ -42,12 +43,18 @@ class Run:
         return not self.is_new and self.storage.exists(SUMMARY)
 
     def create(self) -> None:
+        if self.storage.local is not None:
+            try:
+                self.storage.local.mkdir(parents=True)
+            except FileExistsError:
+                raise _exists(self.storage) from None  # somebody was faster
         facts = yaml.safe_dump({"run": _facts(self.storage.name)}, sort_keys=False)
         self.storage.write(CONFIG, (recipes.as_yaml(self.config) + facts).encode())
 
     def forget(self) -> None:
-        """A new run that came to nothing leaves nothing."""
-        if self.is_new and not self.storage.names("checkpoints"):
+        """A run that was created and refused before its first epoch leaves nothing."""
+        measured = self.storage.exists(METRICS) and self.storage.read(METRICS)
+        if self.is_new and not measured and not self.storage.names("checkpoints"):
             self.storage.remove("")
 
     @contextmanager
@@ -71,12 +78,18 @@ def open_run(
     if resume:
         return _existing(recipe, settings, out, name)
     config = recipes.load(recipe or recipes.DEFAULT, settings)
-    storage = _folder(out, name or _default_name(recipe or recipes.DEFAULT, config))
+    if name is None:
+        name = _default_name(recipe or recipes.DEFAULT, config)
+    storage = _folder(out, name)
     if storage.exists(CONFIG):
-        raise InputError(f"{storage} exists: choose another --name, or continue it with --resume")
+        raise _exists(storage)
     if storage.names():
         raise InputError(f"{storage} holds other files: choose another --name or --out")
     return Run(config, storage, is_new=True)
+
+
+def _exists(storage: Storage) -> InputError:
+    return InputError(f"{storage} exists: choose another --name, or continue it with --resume")
 
 
 def _existing(recipe: str | None, settings: Sequence[str], out: str, name: str | None) -> Run:
@@ -138,7 +151,7 @@ def _facts(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": PASSWORD.sub("://***@", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "revision": _revision(),
         "python": platform.python_version(),
         **{package: version(package) for package in packages},

@@ -6,6 +6,7 @@ names has changed, nothing is loaded. There is no pickle.
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,7 +110,10 @@ def write_manifest(
 ) -> None:
     """The folder counts from now on."""
     unfinished = folder / f"{MANIFEST}.unfinished"
-    unfinished.write_bytes(manifest(num_samples, prior, ranks))
+    with unfinished.open("wb") as file:
+        file.write(manifest(num_samples, prior, ranks))
+        file.flush()
+        os.fsync(file.fileno())
     unfinished.replace(folder / MANIFEST)
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dps_dist.errors import InputError
+from dps_dist.errors import InputError, PeerFailedError
 from dps_dist.targets import arrow
 from dps_dist.targets.checks import Batch, Order, check_order, expect_integers, expect_shape
 from dps_dist.targets.codec import decode, encode
@@ -256,7 +256,7 @@ class Targets:
         if failure is not None:
             raise failure
         if len(failed):
-            raise InputError(f"rank {failed[0]} could not: see its own message")
+            raise PeerFailedError(f"rank {failed[0]} could not: see its own message")
 
 
 class LocalTargets(Targets):

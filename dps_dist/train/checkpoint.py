@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dps_dist import config
-from dps_dist.errors import InputError
+from dps_dist.errors import InputError, PeerFailedError
 from dps_dist.targets import arrow
 from dps_dist.train import manifest
 from dps_dist.train.manifest import (
@@ -201,7 +201,7 @@ class Writer:
             raise failure
         for rank, one in enumerate(everyone):
             if one["failure"] is not None:
-                raise InputError(f"rank {rank} could not save: {one['failure']}")
+                raise PeerFailedError(f"rank {rank} could not save: {one['failure']}")
         return [one["result"] for one in everyone]
 
     def _gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:

@@ -65,15 +65,14 @@ def epoch(training: Training) -> None:
         after = order.position_after(number)
         step(training, batch, samples=after - training.at.position)
         training.at = Moment(at.epoch, after, at.step + number)
-        look = training.watch.step_done()
+        save_is_due = _save_is_due(training)
+        look = training.watch.step_done(now=save_is_due)  # what is not finite is not saved
         if look is not None:
             _tell_progress(
                 training, look.loss, (after - at.position) / (time.monotonic() - started)
             )
-        if number < order.steps and _save_is_due(training, look is not None and look.save_is_due):
-            if look is None:
-                training.watch.look()  # what is not finite is not saved
-            save(training)
+            if number < order.steps and (save_is_due or look.save_is_due):
+                save(training)
     training.watch.look()
     seconds = time.monotonic() - started
 
@@ -98,7 +97,7 @@ def step(training: Training, batch: Batch, samples: int) -> None:
     """Forward, loss and targets, backward, optimizer. samples: of this step, over all ranks."""
     config, at = training.config, training.at
     random = seeded(config.train.seed, at, training.peers.rank)
-    for part, is_last in _parts(batch, config.data.max_per_worker):
+    for part, is_last in _parts(batch, training.images_at_once):
         with _gradients_stay_here(training.forward, until=is_last):
             with training.autocast():
                 shown = mixed(part, config.augment, training.method.mixes, random)
@@ -117,13 +116,15 @@ def step(training: Training, batch: Batch, samples: int) -> None:
         training.ema.update(training.model)
 
 
-def _parts(batch: Batch, limit: int | None) -> Iterator[tuple[Batch, bool]]:
+def _parts(batch: Batch, limit: int) -> Iterator[tuple[Batch, bool]]:
     """The batch in parts of about equal size, at most `limit`; and whether it is the last one.
 
-    Padding is left out, so that batch norm does not see it, but for two rows that it needs.
+    As many on every rank, since synchronised batch norm waits in each. Padding is left out, so that
+    batch norm does not see it, but for the two rows a part that it needs.
     """
-    rows = max(len(batch.index) - batch.padding, min(2, len(batch.index)))
-    parts = -(-rows // (limit or rows))
+    size = len(batch.index)
+    parts = -(-size // limit)
+    rows = max(size - batch.padding, min(2 * parts, size))
     for k in range(parts):
         yield batch.rows(k * rows // parts, (k + 1) * rows // parts), k + 1 == parts
 
@@ -135,9 +136,10 @@ def _gradients_stay_here(forward: torch.nn.Module, until: bool) -> AbstractConte
     return forward.no_sync()
 
 
-def _save_is_due(training: Training, by_minutes: bool) -> bool:
+def _save_is_due(training: Training) -> bool:
+    """By its steps; by its minutes, a look says."""
     every = training.config.train.checkpoint.every_steps
-    return by_minutes or bool(every and training.at.step % every == 0)
+    return every > 0 and training.at.step % every == 0
 
 
 def _is_last(training: Training) -> bool:

@@ -23,7 +23,7 @@ def evaluate(training: Training) -> dict[str, float]:
         peers.follow(training.ema.buffers.values())
     order = EpochOrder.of_batch(
         len(training.eval_set),
-        max(config.evaluate.batch_size or config.data.batch_size, peers.world_size),
+        config.evaluate.batch_size or training.images_at_once * peers.world_size,
         peers.world_size,
         shuffle="none",
         drop_last=False,

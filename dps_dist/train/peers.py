@@ -1,5 +1,6 @@
 """This process among the ranks of a run: who it is, and the small exchanges outside the step."""
 
+import socket
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
@@ -41,6 +42,11 @@ class Peers:
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks, on the CPU, added in the order of ranks."""
         return torch.from_numpy(self.gather(values.reshape(-1))).sum(0).reshape(values.shape)
+
+    def hosts(self) -> list[str]:
+        """Every rank's host."""
+        own = socket.gethostname().encode()[:64].ljust(64, b"\0")
+        return [bytes(row.astype("u1")).rstrip(b"\0").decode() for row in self.gather(list(own))]
 
     def tell(self, text: str | None) -> str | None:
         """Rank 0's text, on every rank."""

@@ -57,7 +57,12 @@ class Training:
     writer: Writer
     at: Moment = field(default_factory=lambda: Moment(epoch=0, position=0, step=0))
     history: list[dict[str, Any]] = field(default_factory=list)  # a row an epoch
-    seconds: float = 0.0  # of training before the running epoch
+
+    @property
+    def images_at_once(self) -> int:
+        """What a worker passes through the model at a time: its share when none is missing."""
+        most = self.config.launch.worker_range[1]
+        return self.config.data.max_per_worker or -(-self.config.data.batch_size // most)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -96,6 +101,7 @@ def build(
     model = build_model(config, train_set.num_classes, peers.device)
     steps = steps_per_epoch(config, len(train_set))
     attempt = peers.tell(secrets.token_hex(4))  # names this start of the run
+    _check_shared(storage, peers, attempt or "")
     optimizer = optim.optimizer(config.optim, model)
     return Training(
         config=config,
@@ -118,6 +124,22 @@ def build(
         watch=Watch(peers, config.train.checkpoint.every_minutes),
         writer=Writer(storage, config.train.checkpoint, attempt or "", peers.new_group()),
     )
+
+
+def _check_shared(storage: Storage, peers: Peers, attempt: str) -> None:
+    """Refuse a folder that is another one on each node: what one saved the others would miss."""
+    mark = f".{attempt}"
+    if peers.rank == 0:
+        storage.write(mark, b"")
+    peers.barrier()
+    seen = peers.gather([storage.exists(mark)]).ravel()
+    if peers.rank == 0:
+        storage.remove(mark)
+    if not seen.all():
+        raise InputError(
+            f"--out: {storage} of rank 0 is not seen by rank {int((seen == 0).argmax())}: give a "
+            "folder that all nodes share, or a URL such as s3://bucket/runs"
+        )
 
 
 def read_sets(config: Config) -> tuple[Manifest, Manifest]:
@@ -189,7 +211,7 @@ def _distributed(model: models.Classifier, config: Config, peers: Peers) -> nn.M
     )
     # DDP sorts its buckets anew after the first step, and with them the order in which three or
     # more ranks are added up. That step is made here, so that a resumed run adds like any other.
-    with _buffers_kept(model):
+    with _buffers_kept(model), torch.compiler.set_stance("force_eager"):
         side = config.data.resolution
         nothing = torch.zeros(2, 3, side, side, device=peers.device)
         wrapped(nothing).sum().backward()

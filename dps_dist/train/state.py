@@ -2,6 +2,8 @@
 
 import json
 import tempfile
+import zlib
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +19,7 @@ METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 
 def save(training: Training) -> None:
     """Hand a copy of everything to the writer, which commits it while training goes on."""
+    training.watch.check_weights(training.model)
     sums = training.watch.state()
     state = None
     if training.peers.rank == 0:
@@ -34,7 +37,8 @@ def save(training: Training) -> None:
             }
         )
     rows = training.targets.snapshot() if training.targets is not None else None
-    accuracy = training.history[-1].get("accuracy") if training.history else None
+    measured = training.history[-1] if training.at.position == 0 else {}
+    accuracy = measured.get("accuracy")
     training.writer.save(training.at, state, rows, accuracy)
     training.watch.saved()
 
@@ -50,7 +54,10 @@ def record(training: Training, figures: dict[str, Any]) -> None:
 def restore(training: Training) -> None:
     """Go on from the newest whole checkpoint, if there is one; saved by any number of ranks."""
     peers = training.peers
-    found = newest_whole(training.storage, training.note) if peers.rank == 0 else None
+    found = None
+    if peers.rank == 0:
+        training.storage.tidy()
+        found = newest_whole(training.storage, training.note)
     name = peers.tell(found.name if found else None)
     world_size = peers.world_size
     if name is not None:
@@ -97,21 +104,26 @@ def finish(training: Training) -> dict[str, Any]:
         "workers": training.peers.world_size,
     }
     if training.peers.rank == 0:
-        training.storage.write(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
+        training.storage.write(SUMMARY, (json.dumps(_finite(summary), indent=1) + "\n").encode())
         training.tell({"kind": "end", **summary})
     return summary
 
 
 def _data(training: Training) -> dict[str, int]:
-    return {"samples": len(training.train_set), "classes": training.train_set.num_classes}
+    """What tells the training data from other data."""
+    return {
+        "samples": len(training.train_set),
+        "classes": training.train_set.num_classes,
+        "sum of labels": zlib.crc32(training.labels.astype("<i8").tobytes()),
+    }
 
 
 def _load(training: Training, state: dict[str, Any]) -> None:
     for what, count in _data(training).items():
         if state["data"][what] != count:
             raise InputError(
-                f"{training.train_set.beton} has {count} {what} and {training.storage} was trained "
-                f"on {state['data'][what]}: set data.path to the data that it was started with"
+                f"{training.train_set.beton} is not what {training.storage} was trained on ({what} "
+                f"{count}, then {state['data'][what]}): set data.path to that data"
             )
     training.model.load_state_dict(state["model"])
     training.optimizer.load_state_dict(state["optimizer"])
@@ -126,8 +138,16 @@ def _load(training: Training, state: dict[str, Any]) -> None:
 
 def _write_metrics(training: Training) -> None:
     """A line an epoch. Written anew each time: whole at any moment, and right after going back."""
-    lines = "".join(json.dumps(row) + "\n" for row in training.history)
+    lines = "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in training.history)
     training.storage.write(METRICS, lines.encode())
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: what is not finite is null there."""
+    return {
+        key: None if isinstance(value, float) and not isfinite(value) else value
+        for key, value in row.items()
+    }
 
 
 def _save_targets(training: Training) -> None:
@@ -141,9 +161,11 @@ def _save_targets(training: Training) -> None:
         training.targets.save(folder, labels=training.labels)
         if storage.local is None:
             storage.upload(folder, "targets")
+    training.peers.barrier()  # the summary, which says that all is there, comes after
 
 
 def _tell_start(training: Training) -> None:
+    hosts = training.peers.hosts()
     if training.peers.rank:
         return
     config, at = training.config, training.at
@@ -154,6 +176,7 @@ def _tell_start(training: Training) -> None:
             "method": config.method.name,
             "model": config.model.name,
             "workers": training.peers.world_size,
+            "hosts": hosts,
             "device": str(training.peers.device),
             "samples": len(training.train_set),
             "classes": training.train_set.num_classes,

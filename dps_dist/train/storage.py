@@ -58,6 +58,11 @@ class Storage:
         return f"Storage({str(self)!r})"
 
     @property
+    def filesystem(self) -> tuple[Any, str]:
+        """Arrow's file system, and the folder's path in it."""
+        return self._system, self._root
+
+    @property
     def name(self) -> str:
         return self._root.rpartition("/")[2]
 
@@ -127,6 +132,12 @@ class Storage:
         except FileNotFoundError:
             if self.exists(name):  # somebody else is removing it, too
                 self.remove(name)
+
+    def tidy(self) -> None:
+        """Remove what kills left of files that were being written."""
+        if self.local is not None:
+            for path in self.local.glob(f"*{UNFINISHED}"):
+                path.unlink(missing_ok=True)
 
     # Folders
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dps_dist.data.loader import Batch
 from dps_dist.errors import InputError
@@ -45,10 +45,10 @@ class Watch:
         self.sums += torch.stack(added)
         self._recent.append((step, batch.index, loss))
 
-    def step_done(self) -> Look | None:
-        """Counts a step; a Look when it is time for one, on all ranks alike."""
+    def step_done(self, now: bool = False) -> Look | None:
+        """Counts a step; a Look when it is time for one, or now, on all ranks alike."""
         self._until_look -= 1
-        return self.look() if self._until_look <= 0 else None
+        return self.look() if now or self._until_look <= 0 else None
 
     def look(self) -> Look:
         """Raises NonFiniteLossError on every rank if any rank's loss was not finite."""
@@ -72,12 +72,21 @@ class Watch:
             raise NonFiniteLossError(
                 f"the loss is not finite at step {step}, samples {', '.join(map(str, samples))}: "
                 "lower optim.lr, set optim.clip_norm, or look at these samples; "
-                "the last checkpoint is kept"
+                "checkpoints from before it are kept"
             )
         self._recent.clear()
         self._looked = now
         self._until_look = self._between = int(everyone[0, 0])
         return Look(mean, bool(everyone[0, 1]))
+
+    def check_weights(self, model: nn.Module) -> None:
+        """Refuse to save what has blown up since the last loss; the ranks' weights are equal."""
+        finite = torch.stack([weights.isfinite().all() for weights in model.parameters()])
+        if not finite.all():
+            raise NonFiniteLossError(
+                "the weights are not finite after the last step: lower optim.lr or set "
+                "optim.clip_norm; checkpoints from before it are kept"
+            )
 
     def saved(self) -> None:
         """A checkpoint was made: its minutes count anew."""

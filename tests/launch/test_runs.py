@@ -14,6 +14,8 @@ from dps_dist.cli import main
 from dps_dist.errors import InputError
 from dps_dist.launch.runs import CONFIG, differences, open_run
 
+VIT = ["--set", "model.name=vit_b_16", "--set", "data={resolution: 32, eval_resolution: 64}"]
+
 
 def created(out: Path, name: str = "a", recipe: str = "digits", settings: tuple[str, ...] = ()):
     run = open_run(recipe, settings, str(out), name, resume=False)
@@ -38,7 +40,7 @@ def test_its_config_is_a_recipe(tmp_path):
 
 def test_a_name_that_exists_is_refused(tmp_path):
     created(tmp_path)
-    with pytest.raises(InputError, match="a exists: choose another --name, or .* --resume"):
+    with pytest.raises(InputError, match=r"a exists: choose another --name, or .* --resume"):
         open_run("digits", (), str(tmp_path), "a", resume=False)
 
 
@@ -51,9 +53,22 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "a b"])
 def test_a_name_is_one_plain_word(tmp_path, name):
-    if name:
-        with pytest.raises(InputError, match="--name is"):
-            open_run("digits", (), str(tmp_path), name, resume=False)
+    with pytest.raises(InputError, match="--name is"):
+        open_run("digits", (), str(tmp_path), name, resume=False)
+
+
+def test_two_that_start_at_once_do_not_share_a_folder(tmp_path):
+    runs = [open_run("digits", (), str(tmp_path), "a", resume=False) for _ in range(2)]
+    runs[0].create()
+    with pytest.raises(InputError, match="a exists"):
+        runs[1].create()
+
+
+def test_a_password_is_not_written_down(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["dps", "train", "--out", "s3://KEY:SECRET@bucket/runs"])
+    created(tmp_path)
+    text = (tmp_path / "a" / CONFIG).read_text()
+    assert "SECRET" not in text and "s3://***@bucket/runs" in text
 
 
 def test_names_of_their_own_do_not_clash(tmp_path):
@@ -76,7 +91,7 @@ def test_resume_may_change_how_but_not_what(tmp_path):
         open_run("digits", ("method.gamma=.5", "train.epochs=9"), str(tmp_path), "a", resume=True)
     assert "method.gamma is 0.5 and was 0.85" in str(caught.value)
     assert "train.epochs is 9 and was 40" in str(caught.value)
-    with pytest.raises(InputError, match="method.name is 'baseline' and was 'dps'"):
+    with pytest.raises(InputError, match=r"method.name is 'baseline' and was 'dps'"):
         open_run(None, ("method.name=baseline",), str(tmp_path), "a", resume=True)
 
 
@@ -101,15 +116,20 @@ def test_only_a_new_run_without_checkpoints_is_forgotten(tmp_path):
     other = created(tmp_path, "b")
     open_run(None, (), str(tmp_path), "b", resume=True).forget()
     assert (tmp_path / "b").exists()
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    other.forget()
+    assert (tmp_path / "b").exists()  # an epoch's work is something
+    (tmp_path / "b" / "metrics.jsonl").write_text("")
     other.forget()
     assert not (tmp_path / "b").exists()
 
 
 def test_two_processes_do_not_train_one_run(tmp_path):
     run = created(tmp_path)
-    with run.locked(), pytest.raises(InputError, match="is being trained by another process"):
-        with open_run(None, (), str(tmp_path), "a", resume=True).locked():
-            pass
+    other = open_run(None, (), str(tmp_path), "a", resume=True)
+    refused = pytest.raises(InputError, match="is being trained by another process")
+    with run.locked(), refused, other.locked():
+        pass
     with run.locked():
         pass
 
@@ -124,6 +144,8 @@ def test_differences_go_field_by_field():
     [
         (["digits", "--workers", "3"], "--workers is 3: data.batch_size, 64, is not a multiple"),
         (["digits", "--workers", "65:70"], "--workers is 65:70: data.batch_size is only 64"),
+        (["digits", "--workers", "1:2", "--set", "data.shuffle=shard"], "shuffle is shard"),
+        (["digits", *VIT], "model.name is vit_b_16: it cannot take images of 64×64"),
         (["digits", "--workers", "none"], "launch.workers is 'none': give a number such as 2"),
         (["digits", "--resume"], "--resume needs the --name"),
         (["digits", "--name", "x", "--resume"], "x is not a run"),

@@ -136,7 +136,8 @@ def test_a_snapshot_is_the_store_as_it_was(tmp_path):
 
 @pytest.mark.parametrize(("num_classes", "kind"), [(7, pa.uint8()), (300, pa.uint16())])
 @pytest.mark.parametrize("give", [torch.from_numpy, np.asarray])
-def test_labels_go_with_the_rows(tmp_path, num_classes, kind, give):
+def test_labels_go_with_the_rows(tmp_path, monkeypatch, num_classes, kind, give):
+    monkeypatch.setattr(arrow, "CHUNK_BYTES", 200)
     prior = Dirichlet(num_classes, 0.9, 5.0)
     store, other = trained(prior=prior), LocalTargets(N, prior)
     labels = np.random.default_rng(0).integers(0, num_classes, N)

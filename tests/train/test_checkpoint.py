@@ -21,7 +21,7 @@ from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, LocalTargets, ShardedTargets
 from dps_dist.targets.arrow import Snapshot
 from dps_dist.targets.checksums import sealed, sum_of, unsealed
-from dps_dist.train import manifest
+from dps_dist.train import manifest, prune
 from dps_dist.train.checkpoint import Moment, Writer, complete, newest_whole, open_checkpoint
 from dps_dist.train.storage import Storage
 from tests.spawn import Ranks
@@ -90,8 +90,8 @@ def save_steps(url, world_size, steps, attempt, slow_pruning=False):
     writer = Writer(Storage(url), config.Checkpoint(), attempt, group)
     store = ShardedTargets(N, PRIOR, group)
     if slow_pruning and writer.rank == 0:
-        prune = writer._pruning.after
-        writer._pruning.after = lambda newest: (time.sleep(0.2), prune(newest))
+        at_once = writer._pruning.after
+        writer._pruning.after = lambda newest: (time.sleep(0.2), at_once(newest))
     for step in steps:
         state = state_at(step) if writer.rank == 0 else None
         writer.save(moment_at(step), state, targets_at(store, step).snapshot(), step / 100)
@@ -344,7 +344,9 @@ def test_leftovers_of_former_attempts_go_and_those_of_later_ones_stay(tmp_path):
     storage = Storage(tmp_path)
     for name in ("00000003-old", "00000050-old", "00000004-other"):  # killed in mid-save
         storage.write(f"checkpoints/{name}/state.pt", b"half")
+    storage.write("checkpoints/00000010-ab12/targets/rows", b"half")  # a rank of ours, that is fast
     run = alone(storage, "ab12")
+    assert storage.names("checkpoints") == ["00000010-ab12"]
     storage.write("checkpoints/00000002-later/state.pt", b"half")  # whoever comes after us
     storage.write("checkpoints/00000006-old/state.pt", b"half")  # still dying
     run.save(moment_at(10), state_at(10), None).wait()
@@ -375,6 +377,20 @@ def test_a_damaged_one_takes_no_place(tmp_path, file):
     for step, expected in ((12, [10, 12, 20]), (19, [12, 19, 20]), (30, [19, 30])):
         run.save(moment_at(step), state_at(step), None, 0.01).wait()
         assert steps_in(storage) == sorted({*expected, 10})  # 10 is the best that is whole
+
+
+def test_a_removal_that_is_cut_short_leaves_no_damage(saved, tmp_path, monkeypatch):
+    storage, removed = restored(saved, tmp_path, lambda _, content: content), Storage.remove
+
+    def cut_short(self, name):
+        removed(self, name if "." in name else f"{name}/state.pt")
+        if "." not in name:
+            raise OSError("killed")
+
+    monkeypatch.setattr(Storage, "remove", cut_short)
+    prune.remove(storage / "checkpoints", "00000012-ab12")
+    assert not storage.exists("checkpoints/00000012-ab12/state.pt")
+    assert newest_whole(storage, never).name == "00000005-ab12"
 
 
 def test_two_saves_at_one_step(tmp_path):
@@ -443,7 +459,7 @@ def test_all_ranks_hear_when_one_fails(ranks, tmp_path, what, rank, message):
     heard = ranks.run(fail, storage.url, what)
     assert heard[rank].startswith(message)
     reason = message.partition(": ")[2]
-    assert heard[1 - rank].startswith(f"InputError: rank {rank} could not save: {reason}")
+    assert heard[1 - rank].startswith(f"PeerFailedError: rank {rank} could not save: {reason}")
     assert storage.names("checkpoints") == ["00000005-ab12"]
     assert newest_whole(storage, never).name == "00000005-ab12"
     ranks.run(save_steps, storage.url, 2, [30], "cd34")
@@ -475,7 +491,9 @@ def test_a_full_disk(ranks, small_disk, tmp_path, rank):
     full = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: '{storage}/checkpoints/00000012-"
     assert heard[rank][0].startswith(f"OSError: {full}")
     other = heard[1 - rank][0]  # whose own file may have met the full disk, too
-    assert other.startswith((f"InputError: rank {rank} could not save: {full}", f"OSError: {full}"))
+    assert other.startswith(
+        (f"PeerFailedError: rank {rank} could not save: {full}", f"OSError: {full}")
+    )
     assert [again for _, again in heard] == [None, None]
     assert storage.names("checkpoints") == ["00000005-ab12", "00000012-full.1"]
     for found in complete(storage):

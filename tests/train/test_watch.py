@@ -126,6 +126,17 @@ def test_all_ranks_look_in_the_same_steps_and_not_in_all(ranks, world_size):
             last = step + 1
 
 
+def look_now():
+    """Whether each of three steps looks, of which the second is to."""
+    watch = Watch(Peers(), 0.0)
+    watch._until_look = 10
+    return [watch.step_done(now) is not None for now in (False, True, False)]
+
+
+def test_looks_when_asked_to(ranks):
+    assert ranks.run(look_now)[0][:2] == [False, True]
+
+
 def saves_by_minutes():
     """Whether a save is due at once, later, and right after one. Rank 1's own clock is ahead."""
     peers = Peers()
