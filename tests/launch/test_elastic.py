@@ -1,7 +1,6 @@
 """`--workers 1:2` on a cluster that loses a node and gets another one."""
 
 from contextlib import contextmanager
-from itertools import groupby
 
 import pytest
 from ray.cluster_utils import Cluster
@@ -32,24 +31,19 @@ def test_the_run_shrinks_with_the_cluster_and_grows_with_it(digits, monkeypatch)
         env = {"RAY_ADDRESS": nodes.address, "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10"}
         with Training(home, (*SETTINGS, f"data.path={digits}"), env) as training:
             training.start("--workers", "1:2")
-            training.until("two workers at work", lambda: worker_counts(training) == [2])
+            training.until("two workers at work", lambda: training.worker_counts() == [2])
             nodes.remove_node(second, allow_graceful=False)
-            training.until("one worker at work", lambda: worker_counts(training) == [2, 1])
+            training.until("one worker at work", lambda: training.worker_counts() == [2, 1])
             nodes.add_node(num_cpus=1)
             with slowed(training.workers().values()):
                 training.until("two again", lambda: "2 workers instead of 1" in training.terminal())
             assert training.end() == 0
-            assert worker_counts(training) == [2, 1, 2]
+            assert training.worker_counts() == [2, 1, 2]
             assert [row["step"] for row in training.rows()] == list(range(75, 75 * EPOCHS + 1, 75))
             assert training.unexpected() == []
             targets = targets_of(training.run / "targets")
             assert len(targets["visits"]) == 1200
             assert (targets["visits"].int() == EPOCHS).all()
-
-
-def worker_counts(training):
-    """How many workers did the epochs, as in [2, 1, 2]."""
-    return [count for count, _ in groupby(row["workers"] for row in training.rows())]
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,8 +135,10 @@ class Training:
     def __enter__(self) -> "Training":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         self.close()
+        if error and self.log.exists():
+            print(self.log.read_text())  # the folder will be gone
 
     def start(self, *more: str) -> None:
         """`dps train` in a session of its own, to which all that it starts belongs."""
@@ -245,7 +248,13 @@ class Training:
         return steps
 
     def rows(self) -> list[dict[str, Any]]:
-        return rows_of(self.run)
+        """Of the epochs that are in a checkpoint: they stay as they are."""
+        newest = self.saves().newest
+        return [row for row in rows_of(self.run) if newest and row["step"] <= step_of(newest)]
+
+    def worker_counts(self) -> list[int]:
+        """How many workers did these epochs, as in [2, 1, 2]."""
+        return [count for count, _ in groupby(row["workers"] for row in self.rows())]
 
     def steps_per_epoch(self) -> int:
         return int(EPOCH.search(self.log.read_text())[1])
