@@ -80,7 +80,7 @@ def ignore(event):
 def start(config, folder, tell=ignore):
     """A run as `run` starts it, but that loaders are used again: each compiles for seconds."""
     training = build(config, Storage(folder), tell, threads=1)
-    crop, views = repr(config.augment.crop), training.method.views
+    crop, views = training.loader.crop, training.method.views
     kind = crop, views, config.data.path, repr(config.data.noise), config.train.seed
     training.loader = _loaders.setdefault(kind, training.loader)
     training.eval_loader = _loaders.setdefault(config.data.path, training.eval_loader)
