@@ -213,22 +213,91 @@ def report(
 
 
 @app.command(
+    epilog=_examples("dps evaluate runs/a", "dps evaluate runs/a runs/b runs/c --split hold_out")
+)
+def evaluate(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs on the same data.")],
+    split: Annotated[str | None, typer.Option(help="Default: the runs' evaluate.split.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the figures there, as JSON.")] = None,
+) -> None:
+    """Figures of trained runs and, of several, their mean ± deviation and those of the ensemble."""
+    import json
+
+    from dps_dist.report import evaluation
+
+    with console.status("evaluating") as status:
+        figures = evaluation.evaluate(
+            runs,
+            split=split,
+            progress=lambda done, of: status.update(f"evaluating, batch {done} of {of}"),
+        )
+    _print_figures(figures)
+    if out is not None:
+        out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _print_figures(figures: dict[str, dict[str, float]]) -> None:
+    from dps_dist.report.evaluation import ENSEMBLE, mean_and_std
+
+    shares = {"accuracy": "accuracy %", "top5": "top-5 %", "ece": "ECE %"}
+    names = {**shares, "nll": "NLL"}
+    scale = {key: 100 if key in shares else 1 for key in names}
+    table = Table("run", *names.values(), box=None, header_style="bold")
+    single = {run: own for run, own in figures.items() if run != ENSEMBLE}
+    for run, own in single.items():
+        table.add_row(escape(run), *(f"{scale[key] * own[key]:.2f}" for key in names))
+    if len(single) > 1:
+        both = {key: mean_and_std([own[key] for own in single.values()]) for key in names}
+        cells = (f"{scale[k] * mean:.2f} ± {scale[k] * std:.2f}" for k, (mean, std) in both.items())
+        table.add_row("mean ± deviation", *cells)
+        own = figures[ENSEMBLE]
+        table.add_row(ENSEMBLE, *(f"{scale[key] * own[key]:.2f}" for key in names))
+    console.print(table)
+
+
+@app.command(
     name="recipes",
-    epilog=_examples("dps recipes", "dps recipes show digits --set data.batch_size=128"),
+    epilog=_examples(
+        "dps recipes",
+        "dps recipes show cifar10-resnet18-te-sym20",
+        "dps recipes show digits --set data.batch_size=128",
+        "dps recipes --table",
+    ),
 )
 def recipes_(
     action: Annotated[Literal["list", "show"], typer.Argument(help="What to do.")] = "list",
     name: Annotated[str, typer.Argument(help="show: the recipe's name or file.")] = recipes.DEFAULT,
     settings: Settings = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="list: name the recipes of the paper's tables.")
+    ] = False,
 ) -> None:
-    """List the recipes, or show one with every field resolved."""
+    """List the recipes and their parts, or show one with every field resolved."""
     if action == "show":
         typer.echo(recipes.as_yaml(recipes.load(name, settings or ())), nl=False)
-        return
-    table = Table("recipe", "what it is", box=None, header_style="bold")
-    for known in recipes.names():
-        table.add_row(known, recipes.description(known))
-    console.print(table)
+    elif table:
+        _recipes_of_the_paper()
+    else:
+        known = Table("recipe", "what it is", box=None, header_style="bold")
+        for recipe in recipes.names():
+            known.add_row(recipe, recipes.description(recipe))
+        parts = Table("part", "what it adds", box=None, header_style="bold")
+        for part in recipes.parts():
+            parts.add_row(part, escape(recipes.part_description(part)))
+        console.print(known)
+        _say("\nParts follow, joined by -, in any order: cifar10-resnet18-te-sym20\n")
+        console.print(parts)
+
+
+def _recipes_of_the_paper() -> None:
+    from dps_dist.recipes.paper import in_braces, tables
+
+    for shown in tables():
+        heads = [f"{c.column} ({c.note})" if c.note else c.column for c in shown.rows[0].cells]
+        console.print(f"[bold]{shown.title}[/]: {', '.join(heads)}", soft_wrap=True)
+        width = max(len(row.name) for row in shown.rows)
+        for row in shown.rows:
+            _say(f"  {row.name:{width}}  {in_braces(row.recipes) or 'only cited'}")
 
 
 @app.command(epilog=_examples("dps doctor", "dps doctor --data data/imagenet"))

@@ -13,6 +13,7 @@ from PIL import Image
 from dps_dist import recipes
 from dps_dist.cli import main
 from dps_dist.data import manifest as manifests
+from dps_dist.recipes import paper
 from tests.conftest import write_photos
 
 
@@ -101,6 +102,7 @@ def test_prepare_lists_every_bad_image(dps, tmp_path):
         (["preview", "nothing"], ["recipe nothing does not exist"]),
         (["recipes", "show", "digits", "--set", "data.batch=1"], ["data.batch is not a field"]),
         (["recipes", "show", "digit"], ["did you mean digits"]),
+        (["recipes", "show", "digits-dlbb"], ["dlbb is not a part: did you mean dlb?"]),
         (["preview", "--out", "picture"], ["--out is picture", "preview.png"]),
         (["doctor", "--data", "nowhere"], ["nowhere holds no .beton"]),
     ],
@@ -153,8 +155,26 @@ def test_an_empty_class_folder_gets_a_sentence(dps, tmp_path):
 def test_recipes_are_listed_and_shown(dps):
     code, out, _ = dps("recipes")
     assert code == 0 and all(name in out for name in recipes.names())
+    assert all(f" {part} " in out for part in recipes.parts())
+    assert "joined by -" in out and "[…]" in out
     code, out, _ = dps("recipes", "show", "digits", "--set", "train.epochs=3")
     assert code == 0 and yaml.safe_load(out)["train"]["epochs"] == 3
+    code, out, _ = dps("recipes", "show", "cifar10-resnet18-te-sym20")
+    assert code == 0 and yaml.safe_load(out)["method"]["w_max"] == 300
+
+
+def test_recipes_of_the_paper_are_named(dps, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = dps("recipes", "--table")
+    lines = out.splitlines()
+    assert code == 0 and sum(not line.startswith(" ") for line in lines) == len(paper.tables())
+    named = set()
+    for line in lines:
+        if line.startswith(" ") and not line.endswith("only cited"):
+            begin, _, rest = line.split()[-1].partition("{")
+            named |= {begin + name for name in rest.removesuffix("}").split(",")}
+    assert named == set(paper.recipes())
+    assert "94.39" not in out and "±" not in out  # the paper's figures are not ours
 
 
 def test_sources_are_listed(dps):
@@ -204,5 +224,7 @@ def test_a_wheel_holds_the_recipes(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"dps_dist/recipes/{name}.yaml" for name in recipes.names()} <= set(names)
+    assert {f"dps_dist/recipes/parts/{name}.yaml" for name in recipes.parts()} <= set(names)
+    assert "dps_dist/recipes/tables/paper.yaml" in names
     assert "dps_dist/py.typed" in names
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)

@@ -39,3 +39,9 @@ def test_python_blocks_run(kind, block, digits, tmp_path, monkeypatch):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_the_cards_of_the_methods_are_up_to_date():
+    written = (DOCS / "methods.md").read_text(encoding="utf-8")
+    remedy = "run `python -m dps_dist.methods.cards > docs/methods.md`"
+    assert written == cards(), remedy

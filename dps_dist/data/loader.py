@@ -58,6 +58,17 @@ class Batch:
         padding = min(max(stop - (len(self.images) - self.padding), 0), stop - start)
         return Batch(*tensors, views, padding)
 
+    def parts(self, limit: int) -> "list[Batch]":
+        """The batch in parts of about equal size, at most `limit`.
+
+        As many on every rank, since synchronised batch norm waits in each. Padding is left out, so
+        that batch norm does not see it, but for the two rows a part that it needs.
+        """
+        size = len(self.index)
+        parts = -(-size // limit)
+        rows = max(size - self.padding, min(2 * parts, size))
+        return [self.rows(k * rows // parts, (k + 1) * rows // parts) for k in range(parts)]
+
 
 class Loader:
     """Reads one prepared split. `epoch` yields the same pixels for any number of threads and ranks.

@@ -7,6 +7,7 @@ one of numba's shared types, after which numba fails on functions that it compil
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import ffcv.loader.loader
@@ -16,6 +17,9 @@ from ffcv.loader import Loader as FFCVLoader
 from ffcv.memory_managers.os_cache import OSCacheContext, OSCacheManager
 from ffcv.pipeline.compiler import Compiler
 from ffcv.reader import Reader
+
+MAPPED = nb.types.Array(nb.uint8, 1, "C", readonly=True)
+STATE = nb.types.Tuple([MAPPED, nb.uint64[::1], nb.uint64[::1]])
 
 
 class MappedBeton(OSCacheManager):  # type: ignore[misc]
@@ -30,17 +34,22 @@ class MappedBeton(OSCacheManager):  # type: ignore[misc]
 
     @property
     def state_type(self) -> Any:
-        mapped = nb.types.Array(nb.uint8, 1, "C", readonly=True)
-        return nb.types.Tuple([mapped, nb.uint64[::1], nb.uint64[::1]])
+        return STATE
 
     def compile_reader(self) -> Callable[..., Any]:
-        def read(address, state):  # type: ignore[no-untyped-def]
-            file, ptrs, sizes = state
-            return file[address : address + sizes[np.searchsorted(ptrs, address)]]
+        return _compiled()
 
-        mapped = nb.types.Array(nb.uint8, 1, "C", readonly=True)
-        compiled: Callable[..., Any] = Compiler.compile(read, mapped(nb.uint64, self.state_type))
-        return compiled
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    """Reads an image's bytes; numba takes a second for it, once in a process."""
+
+    def read(address, state):  # type: ignore[no-untyped-def]
+        file, ptrs, sizes = state
+        return file[address : address + sizes[np.searchsorted(ptrs, address)]]
+
+    compiled: Callable[..., Any] = Compiler.compile(read, MAPPED(nb.uint64, STATE))
+    return compiled
 
 
 class MappedLoader(FFCVLoader):  # type: ignore[misc]

@@ -3,7 +3,7 @@
 It depends on nothing but its own fields, so every rank knows every rank's epoch without a message.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -45,6 +45,7 @@ class EpochOrder:
             rank 2  7 -       6 -
 
     drop_last: leave out the last incomplete global batch; otherwise it is filled with PADDING.
+    only: the samples to visit, if not all of num_samples.
     position: how many samples of this epoch were visited before an interruption. The order
         continues there with any world size (`shard`: with the same one, which its partitions
         depend on).
@@ -59,6 +60,7 @@ class EpochOrder:
     drop_last: bool = True
     position: int = 0
     global_batch: int | None = None
+    only: NDArray[np.int32] | None = field(default=None, compare=False)
 
     @classmethod
     def of_batch(cls, num_samples: int, global_batch: int, world_size: int, **fields: Any) -> Self:
@@ -67,7 +69,7 @@ class EpochOrder:
         return cls(num_samples, share, world_size, global_batch=global_batch, **fields)
 
     def __post_init__(self) -> None:
-        for field, least in (
+        for name, least in (
             ("num_samples", 1),
             ("batch_size", 1),
             ("world_size", 1),
@@ -75,14 +77,12 @@ class EpochOrder:
             ("epoch", 0),
             ("position", 0),
         ):
-            if getattr(self, field) < least:
-                raise ValueError(f"{field} is {getattr(self, field)}: give {least} or more")
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: give {least} or more")
         if self.shuffle not in ("global", "shard", "none"):
             raise ValueError(f"shuffle is {self.shuffle!r}: give global, shard or none")
-        if self.position > self.num_samples:
-            raise ValueError(
-                f"position is {self.position}: give at most num_samples, {self.num_samples}"
-            )
+        if self.position > self.visits:
+            raise ValueError(f"position is {self.position}: give at most {self.visits}")
         room = self.world_size * self.batch_size
         if not room - self.world_size < self.global_batch_size <= room:
             raise ValueError(
@@ -91,7 +91,7 @@ class EpochOrder:
             )
         even = self.global_batch_size == room
         between_ranks = even and self.position % self.world_size
-        between_ranks = between_ranks and self.position < self.num_samples
+        between_ranks = between_ranks and self.position < self.visits
         if self.shuffle == "shard" and between_ranks:
             raise ValueError(
                 f"position is {self.position}: with shuffle='shard' it must be a multiple of "
@@ -99,9 +99,14 @@ class EpochOrder:
             )
 
     @property
+    def visits(self) -> int:
+        """How many samples are visited in the whole epoch, but for those that drop_last drops."""
+        return self.num_samples if self.only is None else len(self.only)
+
+    @property
     def steps(self) -> int:
         """Steps left in the epoch; the same on every rank."""
-        left, batch = self.num_samples - self.position, self.global_batch_size
+        left, batch = self.visits - self.position, self.global_batch_size
         return left // batch if self.drop_last else -(-left // batch)
 
     @property
@@ -134,15 +139,20 @@ class EpochOrder:
 
     def position_after(self, steps: int) -> int:
         """Where to resume when `steps` steps of this order are done."""
-        return min(self.position + steps * self.global_batch_size, self.num_samples)
+        return min(self.position + steps * self.global_batch_size, self.visits)
 
     def _visits(self) -> NDArray[np.integer]:
         """All samples in the order of visits: entry k belongs to rank k % world_size."""
+        places = self._places()
+        return places if self.only is None else self.only[places]
+
+    def _places(self) -> NDArray[np.integer]:
+        """The order of visits, as places among the samples to visit."""
         if self.shuffle == "none":
-            return np.arange(self.num_samples, dtype=np.int32)
-        permutation = np.random.default_rng([self.seed, self.epoch]).permutation(self.num_samples)
+            return np.arange(self.visits, dtype=np.int32)
+        permutation = np.random.default_rng([self.seed, self.epoch]).permutation(self.visits)
         if self.shuffle == "shard":
-            by_rank = np.empty(self.num_samples, permutation.dtype)
+            by_rank = np.empty(self.visits, permutation.dtype)
             for rank in range(self.world_size):
                 by_rank[rank :: self.world_size] = permutation[
                     permutation % self.world_size == rank

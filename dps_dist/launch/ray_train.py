@@ -23,12 +23,12 @@ from ray.train.v2.api.config import ScalingConfig
 from ray.util.queue import Empty, Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dps_dist import models
+from dps_dist import methods, models
 from dps_dist.config import Config, Launch
 from dps_dist.errors import FailedError, InputError, PeerFailedError
 from dps_dist.launch.display import Display
 from dps_dist.launch.runs import Run
-from dps_dist.train.setup import check_device, read_sets
+from dps_dist.train.setup import check_device, check_method, read_sets
 from dps_dist.train.storage import Storage
 
 POLL_S = 0.1
@@ -98,6 +98,7 @@ def check(config: Config) -> None:
             f"--workers is {config.launch.workers} and data.shuffle is shard, which ties samples "
             "to workers: give one number of workers, or set data.shuffle=global"
         )
+    check_method(config, methods.build(config.method))
     if Path(config.data.path).exists() or not _cluster_address():
         train_set, _ = read_sets(config)  # on a cluster the data may be on the workers only
         _try_model(config, train_set.num_classes)

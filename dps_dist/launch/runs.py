@@ -120,7 +120,9 @@ def _existing(recipe: str | None, settings: Sequence[str], out: str, name: str |
 
 def _default_name(recipe: str, config: Config) -> str:
     when = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return f"{Path(recipe).stem}-{config.method.name}-{when}"
+    stem, method = Path(recipe).stem, config.method.name
+    named = stem if method in stem.split("-") else f"{stem}-{method}"
+    return f"{named}-{when}"
 
 
 def differences(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:

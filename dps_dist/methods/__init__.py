@@ -4,9 +4,9 @@ from importlib import import_module
 
 from pydantic import BaseModel
 
-from dps_dist.methods.base import Evidence, Method, Mix, Samples
+from dps_dist.methods.base import Evidence, Method, Mix, Samples, Strong, View
 
-__all__ = ["Evidence", "Method", "Mix", "Samples", "build"]
+__all__ = ["Evidence", "Method", "Mix", "Samples", "Strong", "View", "build"]
 
 
 def build(settings: BaseModel) -> Method:

@@ -125,11 +125,11 @@ class Writer:
     def _run(self, save: _Save) -> None:
         try:
             try:
-                written = self._together(lambda: self._write(save))
+                written = self._together(lambda: self._write(save), undo=save.name)
             except Exception:
-                self._discard(save.name)
+                self._discard(save.name)  # also if no peer answers
                 raise
-            self._together(lambda: self._commit(save, written))
+            self._together(lambda: self._commit(save, written), undo=save.name)
             self._committed = save.name
             if self._pruning is not None:
                 self._pruning.after(save.name)
@@ -164,39 +164,42 @@ class Writer:
         if self.rank:
             return
         files = [File(**written[0]["state"])]
-        try:
-            if save.targets is not None:
-                shards = [rank["targets"] for rank in written]
-                for shard in shards:
-                    name = f"{TARGETS}/{shard['name']}"
-                    files.append(File(name, shard["size"], shard["crc32"]))
-                numbers = [(shard["rows"], shard["size"], shard["crc32"]) for shard in shards]
-                data = arrow.manifest(save.targets.num_samples, save.targets.prior, numbers)
-                name = f"{TARGETS}/{arrow.MANIFEST}"
-                self.checkpoints.write(f"{save.name}/{name}", data)
-                files.append(File(name, len(data), zlib.crc32(data)))
-            if self.checkpoints.local is not None:
-                sync(self.checkpoints.local / save.name)
-            data = manifest.encode(save.moment, self.world_size, save.accuracy, files)
-            self.checkpoints.write(f"{save.name}/{MANIFEST}", data)
-        except Exception:
-            self._discard(save.name)
-            raise
+        if save.targets is not None:
+            shards = [rank["targets"] for rank in written]
+            for shard in shards:
+                name = f"{TARGETS}/{shard['name']}"
+                files.append(File(name, shard["size"], shard["crc32"]))
+            numbers = [(shard["rows"], shard["size"], shard["crc32"]) for shard in shards]
+            data = arrow.manifest(save.targets.num_samples, save.targets.prior, numbers)
+            name = f"{TARGETS}/{arrow.MANIFEST}"
+            self.checkpoints.write(f"{save.name}/{name}", data)
+            files.append(File(name, len(data), zlib.crc32(data)))
+        if self.checkpoints.local is not None:
+            sync(self.checkpoints.local / save.name)
+        data = manifest.encode(save.moment, self.world_size, save.accuracy, files)
+        self.checkpoints.write(f"{save.name}/{MANIFEST}", data)
 
     def _discard(self, name: str) -> None:
         """What a failed save has written; a full disk is not to stay full."""
         if self.rank == 0:
             remove(self.checkpoints, name)
 
-    def _together(self, work: Callable[[], Any]) -> list[Any]:
-        """What the work gave on each rank; raises on all of them when it failed on one."""
+    def _together(self, work: Callable[[], Any], undo: str) -> list[Any]:
+        """What the work gave on each rank; raises on all of them when it failed on one.
+
+        undo: the checkpoint that then goes, before any rank can begin the next.
+        """
         result, failure = None, None
         try:
             result = work()
         except Exception as error:
             failure = error
         told = None if failure is None else str(failure) or repr(failure)
-        everyone = self._gather({"result": result, "failure": told and told[:MESSAGE_CHARACTERS]})
+        own = {"result": result, "failure": told and told[:MESSAGE_CHARACTERS]}
+        everyone = self._gather(own)
+        if any(one["failure"] is not None for one in everyone):
+            self._discard(undo)
+            self._gather({})
         if failure is not None:
             raise failure
         for rank, one in enumerate(everyone):

@@ -4,7 +4,6 @@
 """
 
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,11 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dps_dist.config import Config
 from dps_dist.data.loader import Batch, resolution_at
-from dps_dist.data.order import EpochOrder
 from dps_dist.train import optim
 from dps_dist.train.checkpoint import Moment
-from dps_dist.train.measure import evaluate, target_figures
-from dps_dist.train.mixing import mixed, seeded
+from dps_dist.train.measure import evaluate, held_out_logits, target_figures
+from dps_dist.train.recall import Recall, shown, to_recall
 from dps_dist.train.setup import Tell, Training, build
 from dps_dist.train.state import finish, record, restore, save
 from dps_dist.train.storage import Storage
@@ -45,16 +43,7 @@ def run(
 def epoch(training: Training) -> None:
     """From where training is to the epoch's end: steps, a row of figures, a checkpoint."""
     config, peers, at = training.config, training.peers, training.at
-    order = EpochOrder.of_batch(
-        len(training.train_set),
-        config.data.batch_size,
-        peers.world_size,
-        seed=config.train.seed,
-        epoch=at.epoch,
-        shuffle=config.data.shuffle,
-        drop_last=config.data.drop_last,
-        position=at.position,
-    )
+    order = training.order(at)
     started = time.monotonic()
     training.method.begin_epoch(at.epoch, config.train.epochs)
     if training.targets is not None:
@@ -75,6 +64,8 @@ def epoch(training: Training) -> None:
                 save(training)
     training.watch.look()
     seconds = time.monotonic() - started
+    if training.method.adapts:
+        training.method.adapt(*held_out_logits(training))
 
     visited = training.at.position - at.position
     training.at = Moment(at.epoch + 1, 0, training.at.step)
@@ -96,37 +87,28 @@ def epoch(training: Training) -> None:
 def step(training: Training, batch: Batch, samples: int) -> None:
     """Forward, loss and targets, backward, optimizer. samples: of this step, over all ranks."""
     config, at = training.config, training.at
-    random = seeded(config.train.seed, at, training.peers.rank)
-    for part, is_last in _parts(batch, training.images_at_once):
-        with _gradients_stay_here(training.forward, until=is_last):
+    parts = shown(training, batch, at)
+    recall = Recall(at)
+    for number, (part, seen) in enumerate(parts, start=1):
+        with _gradients_stay_here(training.forward, until=number == len(parts)):
             with training.autocast():
-                shown = mixed(part, config.augment, training.method.mixes, random)
-                losses, logits = training.method.loss(training.forward, shown, training.targets)
+                losses, logits = training.method.loss(training.forward, seen, training.targets)
             # DDP takes the mean over the ranks; the loss is that over the step's samples
             loss = (losses * part.weight).sum() * (training.peers.world_size / samples)
             torch.autograd.backward(training.scaler.scale(loss))
         training.watch.add(at.step + 1, part, losses.detach(), logits.detach())
+        if training.method.recalls:
+            recall.parts.append(to_recall(seen, logits))
+    training.recall = recall
     training.scaler.unscale_(training.optimizer)
     optim.clip(training.model.parameters(), config.optim.clip_norm)
+    optim.set_momentum(config.optim, training.optimizer, training.method.momentum)
     training.scaler.step(training.optimizer)
     training.scaler.update()
     training.optimizer.zero_grad()
     training.schedule.step()
     if training.ema is not None:
         training.ema.update(training.model)
-
-
-def _parts(batch: Batch, limit: int) -> Iterator[tuple[Batch, bool]]:
-    """The batch in parts of about equal size, at most `limit`; and whether it is the last one.
-
-    As many on every rank, since synchronised batch norm waits in each. Padding is left out, so that
-    batch norm does not see it, but for the two rows a part that it needs.
-    """
-    size = len(batch.index)
-    parts = -(-size // limit)
-    rows = max(size - batch.padding, min(2 * parts, size))
-    for k in range(parts):
-        yield batch.rows(k * rows // parts, (k + 1) * rows // parts), k + 1 == parts
 
 
 def _gradients_stay_here(forward: torch.nn.Module, until: bool) -> AbstractContextManager[None]:

@@ -1,11 +1,16 @@
 """What an epoch ends with: figures of the evaluation split, and of the targets."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from dps_dist.data.hold_out import Samples
+from dps_dist.data.loader import Batch, Loader
 from dps_dist.data.order import EpochOrder
+from dps_dist.evaluate.calibration import fit_temperature
 from dps_dist.evaluate.metrics import Tally
 from dps_dist.train.setup import Training
 
@@ -16,27 +21,66 @@ ENTROPY_UNITS = 1 << 30  # a nat; the sum over SAMPLED_TARGETS stays exact in fl
 
 @torch.no_grad()
 def evaluate(training: Training) -> dict[str, float]:
-    """Accuracy, top-5, NLL and ECE, the same on any number of ranks: padding weighs nothing."""
+    """Accuracy, top-5, NLL and ECE, the same on any number of ranks: padding weighs nothing.
+
+    With evaluate.temperature also NLL and ECE of the logits divided by the temperature that fits
+    the held-out samples best.
+    """
+    config, peers = training.config, training.peers
+    temperature = (
+        fit_temperature(*held_out_logits(training)) if config.evaluate.temperature else None
+    )
+    tally, scaled = Tally(device=peers.device), Tally(device=peers.device)
+    only = training.split.held_out if training.eval_set is training.train_set else None
+    for batch, logits in _predictions(training, training.eval_loader, only):
+        tally.add(logits, batch.labels, batch.weight)
+        if temperature is not None:
+            scaled.add(logits.float() / temperature, batch.labels, batch.weight)
+    tally.sums = peers.sum(tally.sums)
+    if temperature is None:
+        return tally.figures()
+    scaled.sums = peers.sum(scaled.sums)
+    after = scaled.figures()
+    own = {"temperature": temperature, "nll_ts": after["nll"], "ece_ts": after["ece"]}
+    return {**tally.figures(), **own}
+
+
+@torch.no_grad()
+def held_out_logits(training: Training) -> tuple[Tensor, Tensor]:
+    """The logits [H, K] of all held-out samples, and their labels, on every rank."""
+    assert training.held_out_loader is not None
+    held_out, rows = training.split.held_out, []
+    for batch, logits in _predictions(training, training.held_out_loader, held_out):
+        both = torch.cat([batch.index.unsqueeze(-1).double(), logits.double()], -1)
+        rows.append(both[: len(both) - batch.padding])
+    everyone = training.peers.rows(torch.cat(rows))
+    everyone = everyone[everyone[:, 0].argsort()]  # the same on any number of ranks
+    labels = np.asarray(training.train_set.clean_labels)[everyone[:, 0].long().numpy()]
+    return everyone[:, 1:].float(), torch.from_numpy(labels)
+
+
+def _predictions(
+    training: Training, loader: Loader, only: Samples | None
+) -> Iterator[tuple[Batch, Tensor]]:
+    """This rank's share of a split in batches, and the logits of the (averaged) model."""
     config, peers, model = training.config, training.peers, training.model
     peers.follow(model.buffers())
     if training.ema is not None:  # which has copied them after each step
         peers.follow(training.ema.buffers.values())
     order = EpochOrder.of_batch(
-        len(training.eval_set),
+        len(loader),
         config.evaluate.batch_size or training.images_at_once * peers.world_size,
         peers.world_size,
         shuffle="none",
         drop_last=False,
+        only=only,
     )
-    tally = Tally(device=peers.device)
     model.eval()
     averaged = training.ema.applied(model) if training.ema is not None else nullcontext()
     with averaged, training.autocast():
-        for batch in training.eval_loader.epoch(order, peers.rank):
-            tally.add(model(batch.images), batch.labels, batch.weight)
+        for batch in loader.epoch(order, peers.rank):
+            yield batch, model(batch.images)
     model.train()
-    tally.sums = peers.sum(tally.sums)
-    return tally.figures()
 
 
 @torch.no_grad()
@@ -47,18 +91,20 @@ def target_figures(training: Training) -> dict[str, float]:
     evidence is greatest at their label. recovered: share of the mislabelled samples (known where
     noise was injected) whose target is greatest at the true class.
     """
-    targets = training.targets
-    if targets is None:
+    targets, kept = training.targets, training.method.evidence
+    if targets is None or kept is None or kept.classes is not None:
         return {}
     stride = -(-targets.num_samples // SAMPLED_TARGETS)
     held = targets.held().cpu()
     held = held[held % stride == 0]
+    if training.split.held_out is not None:
+        held = held[~torch.isin(held, torch.from_numpy(training.split.held_out))]
     sums = torch.zeros(5, dtype=torch.float64)
     for samples in torch.split(held, max(1, CHUNK_ENTRIES // targets.prior.num_classes)):
         given = torch.from_numpy(training.labels[samples.numpy()])
         true = torch.from_numpy(np.asarray(training.train_set.clean_labels)[samples.numpy()])
         index, labels = samples.to(targets.device), given.to(targets.device)
-        target = targets.read(index, labels)
+        target = targets.read(index, labels) if kept.c is not None else targets.evidence(index)
         agrees = (targets.evidence(index).argmax(-1) == labels).sum()
         # Whole numbers add up to the same wherever each sample is; a resumed run moves some
         entropy = torch.special.entr(target.double()).sum(-1).mul(ENTROPY_UNITS).round().sum()

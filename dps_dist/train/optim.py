@@ -3,7 +3,7 @@
 The training loop builds them once, steps them together, and saves their state dicts together.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import cos, pi
 from typing import Any
@@ -111,6 +111,23 @@ def schedule(
         return (1 + cos(pi * min(1.0, (step - warmup) / (last - warmup)))) / 2
 
     return LambdaLR(optimizer, share_of_lr)
+
+
+def set_momentum(
+    config: Optim, optimizer: torch.optim.Optimizer, momentum: Callable[[float, str], float]
+) -> None:
+    """SGD's momentum or Adam's β1 for the next step: momentum(what it would be, the optimizer).
+
+    1cycle has set it for this step; else it would be the configured one.
+    """
+    for group in optimizer.param_groups:
+        moved = config.schedule == "onecycle"
+        if "betas" in group:
+            usual, beta2 = group["betas"] if moved else config.betas
+            group["betas"] = (momentum(usual, config.name), beta2)
+        else:
+            usual = group["momentum"] if moved else config.momentum
+            group["momentum"] = momentum(usual, config.name)
 
 
 def clip(parameters: Iterable[Tensor], norm: float | None) -> None:

@@ -43,6 +43,15 @@ class Peers:
         """The sum over all ranks, on the CPU, added in the order of ranks."""
         return torch.from_numpy(self.gather(values.reshape(-1))).sum(0).reshape(values.shape)
 
+    def rows(self, own: Tensor) -> Tensor:
+        """All ranks' rows one after the other, on the CPU; each rank may have another number."""
+        counts = self.gather([len(own)]).ravel().astype(int).tolist()
+        padded = own.new_zeros((max(counts), *own.shape[1:]), device="cpu")
+        padded[: len(own)] = own
+        everyone = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(everyone, padded, group=self._control)
+        return torch.cat([rows[:count] for rows, count in zip(everyone, counts, strict=True)])
+
     def hosts(self) -> list[str]:
         """Every rank's host."""
         own = socket.gethostname().encode()[:64].ljust(64, b"\0")

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -13,18 +13,23 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dps_dist import methods, models
-from dps_dist.config import Config
+from dps_dist.config import KD, Config
 from dps_dist.data import manifest as manifests
+from dps_dist.data.hold_out import Split, split
 from dps_dist.data.loader import Loader, eval_loader, noisy_labels, train_loader
 from dps_dist.data.manifest import Manifest
+from dps_dist.data.order import EpochOrder
 from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, ShardedTargets
 from dps_dist.train import optim
 from dps_dist.train.checkpoint import Moment, Writer
 from dps_dist.train.peers import Peers
+from dps_dist.train.recall import Recall
 from dps_dist.train.storage import Storage
+from dps_dist.train.trained import teacher
 from dps_dist.train.watch import Watch
 
+HOLD_OUT = "hold_out"  # the split of evaluation that is not a file
 STORE_SHARE = 0.25  # of a GPU's free memory that the targets may take, if device is auto
 
 
@@ -43,8 +48,10 @@ class Training:
     train_set: Manifest
     labels: NDArray[np.int64]  # of the training samples, noise included
     loader: Loader
+    split: Split  # of the training samples, into trained and held out
     eval_set: Manifest
     eval_loader: Loader
+    held_out_loader: Loader | None  # of the held-out samples, where a method or TS needs them
     model: models.Classifier
     forward: nn.Module  # the model, or the DDP around it
     method: methods.Method
@@ -57,6 +64,22 @@ class Training:
     writer: Writer
     at: Moment = field(default_factory=lambda: Moment(epoch=0, position=0, step=0))
     history: list[dict[str, Any]] = field(default_factory=list)  # a row an epoch
+    recall: Recall = field(default_factory=Recall)  # the step before
+
+    def order(self, at: Moment) -> EpochOrder:
+        """Who visits which sample when, from that moment to its epoch's end."""
+        data = self.config.data
+        return EpochOrder.of_batch(
+            len(self.train_set),
+            data.batch_size,
+            self.peers.world_size,
+            seed=self.config.train.seed,
+            epoch=at.epoch,
+            shuffle=data.shuffle,
+            drop_last=data.drop_last,
+            position=at.position,
+            only=self.split.trained,
+        )
 
     @property
     def images_at_once(self) -> int:
@@ -94,6 +117,7 @@ def build(
     train_set, eval_set = read_sets(config)
     threads = config.data.threads or threads
     method = methods.build(config.method)
+    check_method(config, method)
     loader = train_loader(
         config, train_set, device=peers.device, threads=threads, views=method.views
     )
@@ -103,6 +127,14 @@ def build(
     attempt = peers.tell(secrets.token_hex(4))  # names this start of the run
     _check_shared(storage, peers, attempt or "")
     optimizer = optim.optimizer(config.optim, model)
+    if method.teachers:
+        method.teacher = teacher(method.teachers, config, train_set.num_classes, peers.device)
+    evaluated = eval_loader(config, eval_set, device=peers.device, threads=threads)
+    held_out = None
+    if method.adapts or config.evaluate.temperature:
+        held_out = evaluated
+        if eval_set is not train_set:
+            held_out = eval_loader(config, train_set, device=peers.device, threads=threads)
     return Training(
         config=config,
         peers=peers,
@@ -111,8 +143,10 @@ def build(
         train_set=train_set,
         labels=noisy_labels(config.data, train_set),
         loader=loader,
+        split=split(len(train_set), config.data.hold_out, config.data.hold_out_seed),
         eval_set=eval_set,
-        eval_loader=eval_loader(config, eval_set, device=peers.device, threads=threads),
+        eval_loader=evaluated,
+        held_out_loader=held_out,
         model=model,
         forward=_distributed(model, config, peers),
         method=method,
@@ -145,21 +179,55 @@ def _check_shared(storage: Storage, peers: Peers, attempt: str) -> None:
 def read_sets(config: Config) -> tuple[Manifest, Manifest]:
     """The manifests of the training and the evaluation split, if they fit each other."""
     train_set = manifests.read(config.data.path, "train")
-    eval_set = manifests.read(config.data.path, config.evaluate.split)
+    if config.evaluate.split == HOLD_OUT:
+        eval_set = train_set
+    else:
+        eval_set = manifests.read(config.data.path, config.evaluate.split)
     if train_set.class_names != eval_set.class_names:
         raise InputError(
             f"{eval_set.beton} has {eval_set.num_classes} classes and {train_set.beton} "
             f"{train_set.num_classes}, or other names for them: prepare both from one data set"
         )
+    held_out = config.data.hold_out
+    if held_out >= len(train_set):
+        raise InputError(
+            f"data.hold_out is {held_out}: {train_set.beton} holds {len(train_set)} images; "
+            "give less"
+        )
     if steps_per_epoch(config, len(train_set)) < 1:
+        kept_out = f", {held_out} of them held out" if held_out else ""
         raise InputError(
             f"data.batch_size is {config.data.batch_size}: {train_set.beton} holds "
-            f"{len(train_set)} images; give at most that many, or set data.drop_last=false"
+            f"{len(train_set)} images{kept_out}; give at most that many, or set "
+            "data.drop_last=false"
         )
     return train_set, eval_set
 
 
+def check_method(config: Config, method: methods.Method) -> None:
+    """Refuse what the method cannot do, or lacks."""
+    name, held_out = config.method.name, config.data.hold_out
+    if config.augment.mix != "none" and method.mixes == "none":
+        raise InputError(
+            f"augment.mix is {config.augment.mix}: the method {name} has no rule for mixed images; "
+            "set it to none"
+        )
+    if not held_out and (method.adapts or config.evaluate.temperature):
+        why = f"the method {name}" if method.adapts else "evaluate.temperature"
+        raise InputError(
+            f"data.hold_out is 0: {why} needs held-out samples; set it, to 5000 for CIFAR"
+        )
+    if not held_out and config.evaluate.split == HOLD_OUT:
+        raise InputError("evaluate.split is hold_out and data.hold_out 0: set data.hold_out")
+    if isinstance(config.method, KD) and not method.teachers:
+        raise InputError(
+            "method.teachers is empty: give the folders of trained runs, as in "
+            "--set 'method.teachers=[runs/a, runs/b, runs/c]'"
+        )
+
+
 def steps_per_epoch(config: Config, num_samples: int) -> int:
+    num_samples -= config.data.hold_out
     whole, rest = divmod(num_samples, config.data.batch_size)
     return whole if config.data.drop_last or not rest else whole + 1
 
@@ -233,7 +301,8 @@ def _targets(
 ) -> ShardedTargets | None:
     if method.evidence is None:
         return None
-    prior = Dirichlet(num_classes, **asdict(method.evidence))
+    kept = method.evidence
+    prior = Dirichlet(kept.classes or num_classes, kept.gamma, kept.c or 1.0, kept.epsilon)
     device = store_device(getattr(config.method, "device", "auto"), num_samples, prior, peers)
     exchange: Literal["bulk", "stream"] = getattr(config.method, "exchange", "bulk")
     group = peers.new_group(device)

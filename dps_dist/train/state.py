@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from dps_dist.errors import InputError
+from dps_dist.train import recall
 from dps_dist.train.checkpoint import newest_whole, open_checkpoint
 from dps_dist.train.setup import Training
 
@@ -20,7 +21,7 @@ METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 def save(training: Training) -> None:
     """Hand a copy of everything to the writer, which commits it while training goes on."""
     training.watch.check_weights(training.model)
-    sums = training.watch.state()
+    sums, recalled = training.watch.state(), recall.saved(training)
     state = None
     if training.peers.rank == 0:
         state = _copied(
@@ -31,6 +32,7 @@ def save(training: Training) -> None:
                 "scaler": training.scaler.state_dict(),
                 "ema": training.ema.state_dict() if training.ema is not None else None,
                 "method": training.method.state_dict(),
+                "recall": recalled,
                 "sums": sums,
                 "data": _data(training),
                 "history": training.history,
@@ -88,7 +90,10 @@ def finish(training: Training) -> dict[str, Any]:
         _save_targets(training)
     rows = training.history
     best = max((row for row in rows if "accuracy" in row), key=lambda row: row["accuracy"])
-    measured = ("accuracy", "top5", "nll", "ece", "target_entropy", "label_agreement", "recovered")
+    measured = (
+        *("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts"),
+        *("target_entropy", "label_agreement", "recovered"),
+    )
     summary = {
         "run": training.storage.name,
         "folder": str(training.storage),
@@ -134,6 +139,7 @@ def _load(training: Training, state: dict[str, Any]) -> None:
     training.method.load_state_dict(state["method"])
     training.watch.restore(state["sums"])
     training.history = state["history"]
+    training.recall = recall.restored(training, state["recall"])
 
 
 def _write_metrics(training: Training) -> None:
@@ -158,7 +164,8 @@ def _save_targets(training: Training) -> None:
     training.peers.barrier()
     with tempfile.TemporaryDirectory(prefix="dps-") as scratch:
         folder = storage.local / "targets" if storage.local else Path(scratch) / "targets"
-        training.targets.save(folder, labels=training.labels)
+        of_classes = training.targets.prior.num_classes == training.train_set.num_classes
+        training.targets.save(folder, labels=training.labels if of_classes else None)
         if storage.local is None:
             storage.upload(folder, "targets")
     training.peers.barrier()  # the summary, which says that all is there, comes after

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from dps_dist.methods.losses import cross_entropy, sharpened, soft_cross_entropy
+from dps_dist.methods.losses import (
+    cross_entropy,
+    kl_divergence,
+    mean_of,
+    sharpened,
+    soft_cross_entropy,
+)
 
 B, K = 40, 7
 
@@ -80,3 +86,24 @@ def test_sharpened(tau):
 
 def test_sharpened_leaves_a_label_alone():
     assert torch.equal(sharpened(torch.eye(K), 0.8), torch.eye(K))
+
+
+@pytest.mark.parametrize("T", [1.0, 3.0])
+def test_kl_divergence(T):
+    z, _, targets = drawn()
+    given = torch.tensor(targets, dtype=torch.float32)
+    loss = kl_divergence(given, torch.tensor(z, dtype=torch.float32), T)
+    assert loss.dtype == torch.float32 and loss.shape == (B,)
+    log_y = np.log(np.where(targets > 0, targets, 1))
+    expected = (targets * (log_y - log_softmax(z / T))).sum(1)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-6)
+    gradient = gradient_of(lambda logits: kl_divergence(given, logits, T), z)
+    np.testing.assert_allclose(gradient, (np.exp(log_softmax(z / T)) - targets) / T, atol=1e-6)
+
+
+def test_mean_of():
+    values = torch.tensor([1.0, 2.0, float("nan"), 6.0], requires_grad=True)
+    mean = mean_of(values, torch.tensor([True, False, False, True]))
+    mean.backward()
+    assert mean == 3.5 and values.grad.tolist() == [0.5, 0, 0, 0.5]
+    assert mean_of(values, torch.zeros(4, dtype=torch.bool)) == 0

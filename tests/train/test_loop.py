@@ -10,34 +10,37 @@ import shutil
 import signal
 from pathlib import Path
 from statistics import median
-from typing import get_args
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from sklearn.metrics import log_loss, top_k_accuracy_score
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LambdaLR
 
-from dps_dist import config, models, recipes
+from dps_dist import models
 from dps_dist.data.loader import Batch, noisy_labels
 from dps_dist.data.order import EpochOrder
 from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, LocalTargets
-from dps_dist.train.checkpoint import complete, newest_whole, open_checkpoint
-from dps_dist.train.loop import _parts, epoch, run, step
-from dps_dist.train.manifest import FOLDER
+from dps_dist.train.checkpoint import complete, newest_whole
+from dps_dist.train.loop import run, step
 from dps_dist.train.measure import evaluate, target_figures
-from dps_dist.train.setup import build
-from dps_dist.train.state import finish, restore
 from dps_dist.train.storage import Storage
-from dps_dist.train.watch import NonFiniteLossError
 from tests.spawn import RankError, Ranks
+from tests.train.runs import (
+    ALL_KEPT,
+    assert_same_end,
+    final_state,
+    ignore,
+    killed_after,
+    metrics,
+    saved_targets,
+    start,
+    train,
+    trained,
+)
 
-METHODS = [row.model_fields["name"].default for row in get_args(get_args(config.Method)[0])]
-ALL_KEPT = "train.checkpoint.keep_last=1000"
 EVERYTHING = [
     "augment.mix=cutmix",
     "data.max_per_worker=9",
@@ -49,142 +52,9 @@ EVERYTHING = [
     "optim.clip_norm=1.0",
     "optim.ema=0.9",
 ]
-TIMES = ("seconds", "images_per_s")  # what differs from run to run
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(3, timeout=200) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def settings(digits):
-    """→ a configuration of the digits with some settings."""
-
-    def with_settings(*more):
-        return recipes.load("digits", [f"data.path={digits}", "train.epochs=2", *more])
-
-    return with_settings
-
-
-# ---- what the ranks run
-
-_loaders = {}
-
-
-def ignore(event):
-    pass
-
-
-def start(config, folder, tell=ignore):
-    """A run as `run` starts it, but that loaders are used again: each compiles for seconds."""
-    training = build(config, Storage(folder), tell, threads=1)
-    crop, views = training.loader.crop, training.method.views
-    kind = crop, views, config.data.path, repr(config.data.noise), config.train.seed
-    training.loader = _loaders.setdefault(kind, training.loader)
-    training.eval_loader = _loaders.setdefault(config.data.path, training.eval_loader)
-    restore(training)
-    return training
-
-
-def train(config, folder, tell=ignore):
-    """`run` with loaders that were used before."""
-    training = start(config, folder, tell)
-    while training.at.epoch < config.train.epochs:
-        epoch(training)
-    return finish(training)
-
-
-# ---- what they leave
-
-
-def trained(ranks, config, folder, world_size=1):
-    return ranks.run(train, config, str(folder), world_size=world_size)[0]
-
-
-def final_state(folder):
-    """All of the newest checkpoint but its targets; rows of figures without their times."""
-    storage = Storage(folder)
-    opened = open_checkpoint(storage, newest_whole(storage, pytest.fail).name, Path("unused"))
-    rows = [without_times(row) for row in opened.state["history"]]
-    return {**opened.state, "history": rows, "moment": vars(opened.moment)}
-
-
-def without_times(row):
-    return {key: value for key, value in row.items() if key not in TIMES}
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def saved_targets(folder):
-    """The final targets by sample: columns of the Arrow files, in order."""
-    tables = []
-    for path in sorted((folder / "targets").glob("*.arrow")):
-        with pa.memory_map(str(path)) as file:
-            tables.append(pa.ipc.open_file(file).read_all())
-    table = pa.concat_tables(tables).sort_by("index")
-    evidence = np.array(table["evidence"].combine_chunks().values).reshape(len(table), -1)
-    columns = {name: table[name].to_numpy() for name in ("index", "visits", "label")}
-    return {**columns, "evidence": evidence}
-
-
-def assert_same(one, other, where="state"):
-    """The same to the last bit, in whatever it is nested."""
-    assert type(one) is type(other), where
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            assert_same(one[key], other[key], f"{where}[{key!r}]")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), where
-        for number, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_same(a, b, f"{where}[{number}]")
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif isinstance(one, np.ndarray):
-        assert one.tobytes() == other.tobytes(), where
-    else:
-        assert one == other, where
-
-
-def assert_same_end(one, other):
-    assert_same(final_state(one), final_state(other))
-    rows = [[without_times(row) for row in metrics(folder)] for folder in (one, other)]
-    assert rows[0] == rows[1]
-    assert (one / "targets").exists() == (other / "targets").exists()
-    if (one / "targets").exists():
-        assert_same(saved_targets(one), saved_targets(other), "targets")
-
-
-def killed_after(folder, step, copy):
-    """What a run leaves that is killed when its checkpoint of that step has been committed.
-
-    After the last one the targets are there already, and only the summary is missing.
-    """
-    shutil.copytree(folder, copy)
-    (copy / "summary.json").unlink()
-    for found in complete(Storage(copy)):
-        if found.moment.step > step:
-            shutil.rmtree(copy / FOLDER / found.name)
-            shutil.rmtree(copy / "targets", ignore_errors=True)
-    assert newest_whole(Storage(copy), pytest.fail).moment.step == step
-    return copy
 
 
 # ---- learning
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("method", METHODS)
-def test_learns(ranks, settings, tmp_path, method, world_size):
-    config = settings(f"method.name={method}", "train.epochs=6")
-    summary = trained(ranks, config, tmp_path, world_size)
-    assert summary["accuracy"] > 0.9
-    rows = metrics(tmp_path)
-    assert rows[-1]["train_loss"] < 0.5 * rows[0]["train_loss"]
 
 
 def by_hand(config, labels, folder):
@@ -255,7 +125,7 @@ def test_is_what_a_loop_by_hand_is(ranks, settings, train_digits, tmp_path, meth
     [([], 18, (18, 25, 36)), (EVERYTHING, 19, (25,))],
     ids=["plain", "everything"],
 )
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["baseline", "dps"])
 def test_a_resumed_run_ends_as_one_that_was_not_killed(
     ranks, settings, tmp_path, method, more, steps, kills, world_size
 ):
@@ -397,16 +267,15 @@ def batch_of(rows, padding=0):
 )
 def test_a_batch_in_parts(rows, padding, limit, sizes):
     batch = batch_of(rows, padding)
-    parts = list(_parts(batch, limit))
-    assert [len(part.index) for part, _ in parts] == sizes
-    assert [is_last for _, is_last in parts] == [False] * (len(sizes) - 1) + [True]
+    parts = batch.parts(limit)
+    assert [len(part.index) for part in parts] == sizes
     for field in ("images", "labels", "index", "weight"):
-        joined = torch.cat([getattr(part, field) for part, _ in parts])
+        joined = torch.cat([getattr(part, field) for part in parts])
         assert torch.equal(joined, getattr(batch, field)[: sum(sizes)])
-    views = torch.cat([part.other_views[0] for part, _ in parts])
+    views = torch.cat([part.other_views[0] for part in parts])
     assert torch.equal(views, batch.other_views[0][: sum(sizes)])
-    assert sum(part.padding for part, _ in parts) == max(0, sum(sizes) - (rows - padding))
-    assert all(len(part.index) - part.padding <= 1 for part, _ in parts if part.padding)
+    assert sum(part.padding for part in parts) == max(0, sum(sizes) - (rows - padding))
+    assert all(len(part.index) - part.padding <= 1 for part in parts if part.padding)
 
 
 STEPS = {  # batch size, which step of the epoch, images at once
@@ -595,38 +464,6 @@ def test_what_is_told_and_written(ranks, settings, tmp_path):
     assert summary["images_per_s"] == median(row["images_per_s"] for row in rows)
 
 
-# ---- losses that are not finite
-
-
-def diverged(config, folder, after):
-    """What ends a run whose learning rate jumps after so many steps."""
-    training = start(config, folder)
-    training.schedule = LambdaLR(training.optimizer, lambda step: 1e30 if step >= after else 1.0)
-    try:
-        epoch(training)
-    except NonFiniteLossError as error:
-        training.writer.wait()
-        return str(error)
-    return "nothing was said"
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(ranks, settings, tmp_path, method):
-    """And what was saved before, after every single step, is finite."""
-    config = settings(f"method.name={method}", "train.checkpoint.every_steps=1", ALL_KEPT)
-    said = ranks.run(diverged, config, str(tmp_path), 9, world_size=2)
-    assert said[0] == said[1] and said[0].startswith("the loss is not finite at step 11, samples ")
-    samples = said[0].removeprefix("the loss is not finite at step 11, samples ").split(":")[0]
-    order = EpochOrder.of_batch(1200, 64, 2)
-    assert {int(sample) for sample in samples.split(", ")} <= {
-        *order.batch(10, 0).tolist(),
-        *order.batch(10, 1).tolist(),
-    }
-    saved = [found.moment.step for found in complete(Storage(tmp_path))]
-    assert saved == list(range(10, 0, -1))
-    assert all(value.isfinite().all() for value in final_state(tmp_path)["model"].values())
-
-
 # ---- what is refused, and what is not
 
 
@@ -648,6 +485,11 @@ def refusal(config, folder):
         ("data.path=/nowhere", "/nowhere/train.beton does not exist: run `dps prepare"),
         ("evaluate.split=test", "test.beton does not exist: run `dps prepare"),
         ("optim.warmup_epochs=2", "optim.warmup_epochs is 2: give less than train.epochs, 2"),
+        ("data.hold_out=1200", "data.hold_out is 1200: "),
+        ("evaluate.split=hold_out", "evaluate.split is hold_out and data.hold_out 0: set"),
+        ("evaluate.temperature=true", "data.hold_out is 0: evaluate.temperature needs held-out"),
+        ("method.name=adafocal", "data.hold_out is 0: the method adafocal needs held-out"),
+        ("method.name=kd", "method.teachers is empty: give the folders of trained runs"),
     ],
 )
 def test_refuses_with_a_reason(ranks, settings, tmp_path, setting, said):

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from dps_dist.config import Augment
+from dps_dist.config import Augment, Config, Data
+from dps_dist.data.augment import normalized
 from dps_dist.data.loader import Batch
+from dps_dist.methods import Strong
+from dps_dist.methods.baseline import Baseline
 from dps_dist.train.checkpoint import Moment
 from dps_dist.train.mixing import mixed, seeded
 
@@ -24,8 +27,10 @@ def batch_of(rows=B, padding=0):
 
 
 def shown(mix, part="all", at=AT, rank=0, seed=0, batch=None, **fields):
-    augment = Augment(mix=mix, cutout_size=4, **fields)
-    return mixed(batch or batch_of(), augment, part, seeded(seed, at, rank))
+    config = Config(augment=Augment(mix=mix, cutout_size=4, **fields))
+    method = Baseline()
+    method.mixes = part
+    return mixed(batch or batch_of(), config, method, seeded(seed, at, rank))
 
 
 # ---- what the draws depend on
@@ -121,7 +126,7 @@ def test_the_rest_of_the_batch_is_passed_on(mix):
     before = batch.images.clone()
     result = shown(mix, batch=batch)
     assert result.labels is batch.labels and result.index is batch.index
-    assert result.other_views is batch.other_views
+    assert len(result.other_views) == 1 and result.other_views[0].mix is result.mix
     assert torch.equal(batch.images, before)  # not changed in place
     assert result.images.is_contiguous(memory_format=torch.channels_last) or mix == "none"
 
@@ -150,3 +155,56 @@ def test_a_sample_is_not_mixed_with_padding(part):
         batch = batch_of(2, padding=1)
         result = shown("mixup", part, Moment(0, position, 0), batch=batch)
         assert torch.equal(result.images[0], batch.images[0])
+
+
+@pytest.mark.parametrize("mix", ["cutmix", "mixup"])
+@pytest.mark.parametrize("part", ["all", "half"])
+def test_all_views_of_a_sample_are_mixed_alike(mix, part):
+    """The second view is twice the first: so it is after mixing."""
+    for position in range(0, 640, 64):
+        result = shown(mix, part, Moment(0, position, 0))
+        assert torch.equal(result.other_views[0].images, 2 * result.images)
+
+
+def test_each_view_has_a_square_of_its_own():
+    result = shown("cutout")
+    view = result.other_views[0].images
+    assert (view == 0).any((1, 2, 3)).all() and not torch.equal(view == 0, result.images == 0)
+
+
+# ---- strong views
+
+
+def strongly(at=AT, padding=0, erase=0.5):
+    """One weak view and two strong ones of random images."""
+    data = Data(mean=(0.2, 0.5, 0.6), std=(0.3, 0.2, 0.25))
+    random = torch.Generator().manual_seed(3)
+    pixels = torch.randint(256, (3, B, 3, 32, 32), generator=random, dtype=torch.uint8)
+    weak, *others = (normalized(view, data.mean, data.std) for view in pixels)
+    index = torch.arange(B)
+    batch = Batch(weak, index % 10, index, torch.ones(B), tuple(others), padding)
+    method = Baseline()
+    method.strong = Strong(erase)
+    return batch, mixed(batch, Config(data=data), method, seeded(0, at, 0))
+
+
+def test_strong_views_are_changed_and_mixed_each_by_itself():
+    batch, result = strongly()
+    assert result.images is batch.images and result.mix is None
+    one, other = result.other_views
+    for view, plain in zip(result.other_views, batch.other_views, strict=True):
+        assert view.mix.first == 0 and view.images.shape == plain.shape
+        assert view.images.is_contiguous(memory_format=torch.channels_last)
+        assert (view.images != plain).flatten(1).any(1).float().mean() > 0.5
+    assert one.mix.lam != other.mix.lam and not torch.equal(one.mix.partner, other.mix.partner)
+
+
+def test_strong_views_are_the_same_again():
+    for one, again in zip(strongly()[1].other_views, strongly()[1].other_views, strict=True):
+        assert torch.equal(one.images, again.images) and one.mix.lam == again.mix.lam
+    elsewhere = strongly(Moment(3, 192, 51))[1].other_views[0]
+    assert not torch.equal(elsewhere.images, one.images)
+
+
+def test_strong_views_of_a_padded_batch_are_not_mixed():
+    assert all(view.mix is None for view in strongly(padding=1)[1].other_views)

@@ -1,24 +1,21 @@
-"""A run's configuration: typed, validated, and refused in one sentence when it is wrong.
-
-Each section is described field by field; `recipes/` fills it from YAML and `--set`.
-"""
+"""The sections of a run's configuration, described field by field; `recipes/` fills them."""
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Pixels = Annotated[int, Field(ge=1, le=8192)]
-Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
-Above0 = Annotated[FiniteFloat, Field(gt=0)]
-AtLeast0 = Annotated[FiniteFloat, Field(ge=0)]
-BelowOne = Annotated[FiniteFloat, Field(ge=0, lt=1)]
-Channels = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from dps_dist.config.base import (
+    Above0,
+    AtLeast0,
+    BelowOne,
+    Channels,
+    Count,
+    Fraction,
+    Pixels,
+    Positive,
+    Section,
+)
+from dps_dist.config.methods import DPS, Method
 
 
 class Noise(Section):
@@ -60,6 +57,10 @@ class Data(Section):
         description="images at once on a worker, more are accumulated over several passes; "
         "none: a worker's share when none is missing",
     )
+    hold_out: Count = Field(
+        0, description="training samples that are kept out, clean, for evaluation or calibration"
+    )
+    hold_out_seed: Count = Field(0, description="which samples are held out")
     shuffle: Literal["global", "shard", "none"] = Field(
         "global", description="permute over all samples, inside each rank's shard, or not at all"
     )
@@ -128,34 +129,6 @@ class Model(Section):
     )
 
 
-class Baseline(Section):
-    """Cross-entropy with the labels."""
-
-    name: Literal["baseline"] = Field("baseline", description="the method")
-
-
-class DPS(Section):
-    """Deep Probabilistic Supervision: the paper's symbols, and where its targets live."""
-
-    name: Literal["dps"] = Field("dps", description="the method")
-    gamma: Fraction = Field(0.95, description="discount γ of earlier predictions")
-    c: Above0 = Field(1000.0, description="prior count of the label")
-    epsilon: AtLeast0 = Field(0.0, description="prior count ε of every other class")
-    tau: Annotated[FiniteFloat, Field(ge=1e-3, le=1e3)] = Field(
-        1.0, description="temperature τ: the loss sees the target to the power 1/τ; 0.8 under noise"
-    )
-    device: Literal["auto", "cuda", "cpu"] = Field(
-        "auto", description="where the targets live; auto: with the model if they fit beside it"
-    )
-    exchange: Literal["bulk", "stream"] = Field(
-        "bulk", description="move targets between workers before an epoch, or a step ahead"
-    )
-
-
-# A row a method: its settings here, its code in methods/<name>.py.
-Method = Annotated[Baseline | DPS, Field(discriminator="name")]
-
-
 class Optim(Section):
     name: Literal["adam", "adamw", "sgd"] = Field("adam", description="the optimizer")
     lr: Above0 = Field(0.01, description="highest learning rate, for the whole global batch")
@@ -201,7 +174,12 @@ class Train(Section):
 
 
 class Evaluate(Section):
-    split: str = Field("val", description="split that is evaluated")
+    split: str = Field(
+        "val", description="split that is evaluated; hold_out: the samples of data.hold_out"
+    )
+    temperature: bool = Field(
+        False, description="also figures with a temperature fitted on the held-out samples (TS)"
+    )
     every_epochs: Positive = Field(1, description="evaluate after every so many epochs")
     batch_size: Positive | None = Field(
         None, description="images at once over all workers; none stands for data.batch_size"

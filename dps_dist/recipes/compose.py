@@ -1,0 +1,170 @@
+"""From a recipe's name to its fields: what it extends, its parts, and what they say of each other.
+
+cifar10-resnet18-te-sym20 is the file cifar10-resnet18.yaml with parts/te.yaml and parts/sym20.yaml.
+Files are laid over each other: what the base extends, from the root down, the base, the parts (by
+name, so that their order in the recipe's name does not matter). Then comes what they hold under
+`with`: fields for a combination of parts, such as `dps+cutmix`, if all of these are among the
+recipe's parts or are its method; fewer names first, then in the order of the files.
+A user's own file is laid over what it extends when all that is done.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from dps_dist.errors import InputError
+from dps_dist.recipes import files
+
+DEFAULT_NAMES = {"method": "dps", "task": "baseline"}
+_NO_FIELDS = ("description", "extends", "with")
+
+Fields = dict[str, Any]
+
+
+def fields_of(name: str) -> Fields:
+    """The fields of a recipe: of a file, or of a base and its parts."""
+    return _settle(*_layers(name), name)
+
+
+def description(name: str) -> str:
+    if files.is_path(name):
+        return str(_read(name).get("description", ""))
+    base, parts = split(name)
+    layers = [_read(base), *map(_read_part, parts)]
+    return "; ".join(str(layer["description"]) for layer in layers if "description" in layer)
+
+
+def part_description(part: str) -> str:
+    return str(_read_part(part).get("description", ""))
+
+
+def split(name: str) -> tuple[str, list[str]]:
+    """The base, the longest recipe that the name begins with, and its parts, sorted."""
+    words, known = name.split("-"), files.names()
+    begins = ["-".join(words[:n]) for n in range(len(words), 0, -1)]
+    base = next((begin for begin in begins if begin in known), None)
+    if base is None:
+        raise _no_recipe(name)
+    parts = sorted(words[base.count("-") + 1 :])
+    for part in parts:
+        if part not in files.parts():
+            raise InputError(f"recipe {name} does not exist: {_no_part(part)}")
+        if parts.count(part) > 1:
+            raise InputError(f"recipe {name} names {part} twice: once is enough")
+    return base, parts
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Fields:
+    """`over` wins; sections are merged field by field, everything else is replaced.
+
+    Another `name` (of a method, or of KD's task) leaves nothing of the old one's fields.
+    """
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(merged.get(key), dict) and isinstance(value, dict)
+        if both and key in DEFAULT_NAMES and "name" in value:
+            both = value["name"] == merged[key].get("name", DEFAULT_NAMES[key])
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def _layers(name: str, below: tuple[str, ...] = ()) -> tuple[list[Fields], list[str]]:
+    """The files of a recipe, from the root down, and its parts."""
+    own = files.is_path(name)
+    base, new = (str(Path(name).resolve()), []) if own else split(name)
+    if base in below:
+        raise InputError(
+            f"recipe {base} extends itself ({' → '.join((*below, base))}): remove one `extends`"
+        )
+    fields = _read(base)
+    layers: list[Fields] = []
+    parts = new
+    if (extends := fields.get("extends")) is not None:
+        if not isinstance(extends, str):
+            raise InputError(f"recipe {base}: extends is {extends!r}: give the name of one recipe")
+        if files.is_path(extends):  # as everywhere, relative to the file that says it
+            extends = str(Path(base).parent / extends)
+        layers, old = _layers(extends, (*below, base))
+        layers = [_settle(layers, old, extends)] if own else layers
+        parts = [*old, *new]
+    of_parts = {part: _read_part(part) for part in parts}
+    _refuse_both(name, of_parts)
+    return [*layers, fields, *(of_parts[part] for part in new)], parts
+
+
+def _settle(layers: list[Fields], parts: Iterable[str], where: str) -> Fields:
+    """The layers as one, and what they hold for these parts together."""
+    fields: Fields = {}
+    for layer in layers:
+        fields = merge(fields, {k: v for k, v in layer.items() if k not in _NO_FIELDS})
+    method = fields.get("method")
+    chosen = method.get("name") if isinstance(method, dict) else None
+    present = {*parts, chosen if isinstance(chosen, str) else DEFAULT_NAMES["method"]}
+    combined = [entry for layer in layers for entry in _with(layer, where)]
+    for names, more in sorted(combined, key=lambda entry: len(entry[0])):
+        if present.issuperset(names):
+            fields = merge(fields, more)
+    return fields
+
+
+def _with(layer: Fields, where: str) -> Iterator[tuple[list[str], Fields]]:
+    held = layer.get("with", {})
+    for key, more in held.items() if isinstance(held, dict) else [(held, None)]:
+        if not isinstance(more, dict):
+            raise InputError(
+                f"recipe {where}: with holds {key!r}: give parts and their fields, such as "
+                "dps+cutmix: {method: {c: 500}}"
+            )
+        names = str(key).split("+")
+        for part in names:
+            if part not in files.parts():
+                raise InputError(f"recipe {where}: with holds {key!r}: {_no_part(part)}")
+        yield names, more
+
+
+def _refuse_both(name: str, of_parts: Mapping[str, Fields]) -> None:
+    """Refuse two parts that set one field, unless one says what becomes of both."""
+    for (one, fields), (other, others) in combinations(of_parts.items(), 2):
+        if other in fields.get("with", {}) or one in others.get("with", {}):
+            continue
+        mine, theirs = dict(_flat(fields)), dict(_flat(others))
+        for path in sorted(mine.keys() & theirs.keys()):
+            if mine[path] != theirs[path]:
+                raise InputError(f"recipe {name}: {one} and {other} both set {path}: take one")
+
+
+def _flat(fields: Fields, above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in fields.items():
+        if above == "" and key in _NO_FIELDS:
+            continue
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield above + key, value
+
+
+def _read(name: str) -> Fields:
+    file = Path(name) if files.is_path(name) else files.FOLDER / f"{name}.yaml"
+    if not file.is_file():
+        raise _no_recipe(name)
+    return files.read(file)
+
+
+def _read_part(name: str) -> Fields:
+    return files.read(files.PARTS / f"{name}.yaml")
+
+
+def _no_recipe(name: str) -> InputError:
+    close = difflib.get_close_matches(name, files.names(), 1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return InputError(
+        f"recipe {name} does not exist: {hint}`dps recipes` lists all; your own needs its .yaml"
+    )
+
+
+def _no_part(name: str) -> str:
+    close = difflib.get_close_matches(name, files.parts(), 1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"{name} is not a part: {hint}the parts are {', '.join(files.parts())}"

@@ -1,0 +1,65 @@
+"""Figures of trained runs on their evaluation split, each by itself and as an ensemble."""
+
+from collections.abc import Callable, Sequence
+from math import nan
+from typing import Any
+
+import torch
+
+from dps_dist.data import manifest as manifests
+from dps_dist.data.loader import eval_loader
+from dps_dist.data.order import EpochOrder
+from dps_dist.errors import InputError
+from dps_dist.evaluate.metrics import Tally
+from dps_dist.train.trained import Trained, load
+
+ENSEMBLE = "ensemble"
+Figures = dict[str, float]
+
+
+@torch.no_grad()
+def evaluate(
+    folders: Sequence[str],
+    *,
+    split: str | None = None,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], Any] = lambda done, of: None,
+) -> dict[str, Figures]:
+    """Accuracy, top-5, NLL, ECE of each run and, of several, of their mean softmax ("ensemble")."""
+    runs = [load(folder, device) for folder in folders]
+    first = runs[0].config
+    for run in runs[1:]:
+        _check_alike(runs[0], run)
+    held = manifests.read(first.data.path, split or first.evaluate.split)
+    loader = eval_loader(first, held, device=device)
+    order = EpochOrder(len(held), first.data.batch_size, shuffle="none", drop_last=False)
+    tallies = {run.folder: Tally(device=device) for run in runs}
+    together = Tally(device=device)
+    for number, batch in enumerate(loader.epoch(order), start=1):
+        logits = [run.model(batch.images) for run in runs]
+        for tally, own in zip(tallies.values(), logits, strict=True):
+            tally.add(own, batch.labels, batch.weight)
+        mean = torch.stack(logits).double().softmax(-1).mean(0)
+        together.add(mean.log(), batch.labels, batch.weight)  # whose softmax it is again
+        progress(number, order.steps)
+    figures = {folder: tally.figures() for folder, tally in tallies.items()}
+    return figures if len(runs) == 1 else {**figures, ENSEMBLE: together.figures()}
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and the sample's standard deviation; NaN of a single value."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, nan
+    return mean, (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+
+
+def _check_alike(first: Trained, other: Trained) -> None:
+    """Refuse runs that cannot be shown the same images."""
+    for field in ("path", "mean", "std", "eval_crop"):
+        one, two = (getattr(run.config.data, field) for run in (first, other))
+        if one != two:
+            raise InputError(
+                f"{other.folder} has data.{field} {two} and {first.folder} {one}: "
+                "evaluate runs on the same data together"
+            )

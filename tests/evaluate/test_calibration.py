@@ -1,0 +1,52 @@
+"""Temperature scaling against a search by scipy, and where the answer is known."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from torch.nn import functional as F
+
+from dps_dist.evaluate.calibration import BOUNDS, fit_temperature
+
+
+def drawn(temperature, n=4000, k=10, seed=0):
+    """Logits, and labels that follow softmax(logits/temperature)."""
+    rng = np.random.default_rng(seed)
+    z = 3 * rng.standard_normal((n, k))
+    p = np.exp(z / temperature)
+    p /= p.sum(1, keepdims=True)
+    labels = (p.cumsum(1) > rng.random((n, 1))).argmax(1)
+    return torch.tensor(z, dtype=torch.float32), torch.from_numpy(labels)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5, 8.0])
+def test_finds_the_temperature_that_the_labels_follow(temperature):
+    logits, labels = drawn(temperature)
+    assert fit_temperature(logits, labels) == pytest.approx(temperature, rel=0.08)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 2.5])
+@pytest.mark.parametrize("k", [2, 100])
+def test_is_where_the_likelihood_is_greatest(temperature, k):
+    logits, labels = drawn(temperature, n=600, k=k, seed=1)
+
+    def nll(log_t):
+        return float(F.cross_entropy(logits.double() / np.exp(log_t), labels))
+
+    best = minimize_scalar(nll, bounds=np.log(BOUNDS), method="bounded", options={"xatol": 1e-9})
+    found = fit_temperature(logits, labels)
+    assert nll(np.log(found)) <= best.fun + 1e-9
+    assert found == pytest.approx(np.exp(best.x), rel=1e-4)
+
+
+def test_half_precision_and_gradients_do_not_matter():
+    logits, labels = drawn(2.0)
+    with torch.no_grad():
+        found = fit_temperature(logits.bfloat16(), labels.int())
+    assert found == pytest.approx(fit_temperature(logits, labels), rel=0.01)
+
+
+def test_stays_within_bounds_where_every_prediction_is_right():
+    logits = torch.eye(5).repeat(4, 1)
+    assert fit_temperature(logits, logits.argmax(1)) == BOUNDS[0]
+    assert fit_temperature(-logits, logits.argmax(1)) == BOUNDS[1]
