@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dps_dist.methods.cards import cards
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
@@ -42,6 +44,6 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_cards_of_the_methods_are_up_to_date():
-    written = (DOCS / "methods.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
     remedy = "run `python -m dps_dist.methods.cards > docs/methods.md`"
     assert written == cards(), remedy

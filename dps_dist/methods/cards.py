@@ -21,8 +21,8 @@ row of the paper's tables; a part such as `te` turns any recipe into that method
 Three rows of the paper are not methods of training. **MixUp** is the baseline with
 `augment.mix=mixup`. **TS** (temperature scaling) is `evaluate.temperature=true` with
 `data.hold_out`: T is fitted on held-out samples by LBFGS, and `nll_ts`, `ece_ts` stand beside
-`nll`, `ece`. **Ensemble** is `dps evaluate RUN RUN RUN`: the mean softmax of trained runs. OT-Filter, DULC
-and CSOT are only cited.
+`nll`, `ece`. **Ensemble** is `dps evaluate RUN RUN RUN`: the mean softmax of trained runs.
+OT-Filter, DULC and CSOT are only cited.
 
 Where the paper combines KD with another method, `kd-mdca` and its like distil into a student whose
 own loss (`method.task`) is that method's; teachers trained by it are a matter of `method.teachers`.
