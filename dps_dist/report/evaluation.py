@@ -6,11 +6,16 @@ from typing import Any
 
 import torch
 
+from dps_dist.config import Config
 from dps_dist.data import manifest as manifests
+from dps_dist.data.hold_out import Samples
+from dps_dist.data.hold_out import split as split_samples
 from dps_dist.data.loader import eval_loader
+from dps_dist.data.manifest import Manifest
 from dps_dist.data.order import EpochOrder
 from dps_dist.errors import InputError
 from dps_dist.evaluate.metrics import Tally
+from dps_dist.train.setup import HOLD_OUT
 from dps_dist.train.trained import Trained, load
 
 ENSEMBLE = "ensemble"
@@ -30,9 +35,11 @@ def evaluate(
     first = runs[0].config
     for run in runs[1:]:
         _check_alike(runs[0], run)
-    held = manifests.read(first.data.path, split or first.evaluate.split)
-    loader = eval_loader(first, held, device=device)
-    order = EpochOrder(len(held), first.data.batch_size, shuffle="none", drop_last=False)
+    shown, only = _split(first, split or first.evaluate.split)
+    loader = eval_loader(first, shown, device=device)
+    order = EpochOrder(
+        len(shown), first.data.batch_size, shuffle="none", drop_last=False, only=only
+    )
     tallies = {run.folder: Tally(device=device) for run in runs}
     together = Tally(device=device)
     for number, batch in enumerate(loader.epoch(order), start=1):
@@ -54,9 +61,21 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     return mean, (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
 
 
+def _split(config: Config, name: str) -> tuple[Manifest, Samples | None]:
+    """A prepared split and which of its samples: all, or those that were held out of training."""
+    if name != HOLD_OUT:
+        return manifests.read(config.data.path, name), None
+    train_set = manifests.read(config.data.path, "train")
+    data = config.data
+    held_out = split_samples(len(train_set), data.hold_out, data.hold_out_seed).held_out
+    if held_out is None:
+        raise InputError("--split is hold_out: the runs held nothing out; give val")
+    return train_set, held_out
+
+
 def _check_alike(first: Trained, other: Trained) -> None:
     """Refuse runs that cannot be shown the same images."""
-    for field in ("path", "mean", "std", "eval_crop"):
+    for field in ("path", "mean", "std", "eval_crop", "hold_out", "hold_out_seed"):
         one, two = (getattr(run.config.data, field) for run in (first, other))
         if one != two:
             raise InputError(

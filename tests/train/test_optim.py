@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dps_dist.config import Optim
 from dps_dist.errors import InputError
-from dps_dist.train.optim import Ema, clip, optimizer, schedule
+from dps_dist.train.optim import Ema, clip, optimizer, schedule, set_momentum
 
 OPTIMIZERS = {
     "adam": {"name": "adam", "betas": (0.8, 0.99)},
@@ -410,3 +410,33 @@ class TestClip:
         clip(parameters, norm)
         assert parameters[0].grad.tolist() == [3.0, 0.0]
         assert parameters[1].grad.tolist() == [[4.0]] * 3
+
+
+# ---- momentum that a method changes
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("kind", ["onecycle", "constant"])
+def test_momentum_is_set_for_each_step_from_what_it_would_be(name, kind):
+    config = Optim(name=name, schedule=kind, momentum=0.8, betas=(0.7, 0.99))
+    plain, changed = (optimizer(config, network()) for _ in range(2))
+    schedules = [schedule(config, built, 5, 4) for built in (plain, changed)]
+
+    def of(built):
+        group = built.param_groups[0]
+        return group["betas"] if name != "sgd" else (group["momentum"], 0.99)
+
+    for number in range(20):
+        share, asked = 1 - number / 20, []
+
+        def momentum(usual, which, share=share, asked=asked):
+            asked.append((usual, which))
+            return share * usual
+
+        set_momentum(config, changed, momentum)
+        usual, beta2 = of(plain)
+        assert asked == [(usual, name)]
+        assert of(changed) == (share * usual, beta2) and beta2 == 0.99
+        for built, rates in zip((plain, changed), schedules, strict=True):
+            built.step()
+            rates.step()

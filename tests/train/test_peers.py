@@ -73,6 +73,21 @@ def test_sum_is_added_in_the_order_of_ranks(ranks, world_size, first, second, en
         assert torch.equal(grid, torch.full((2, 3), entry, dtype=torch.float64))
 
 
+def rows_of_all():
+    """Rank r has r + 1 rows of its own number, rank 1 none."""
+    peers = Peers()
+    own = 0 if peers.rank == 1 else peers.rank + 1
+    numbers = peers.rows(torch.full((own, 2), peers.rank))
+    return numbers, peers.rows(torch.full((own,), 0.1, dtype=torch.float64))
+
+
+def test_rows_of_all_ranks_one_after_the_other(ranks, world_size):
+    expected = [[0, 0]] if world_size == 1 else [[0, 0], *[[2, 2]] * 3]
+    for numbers, tenths in ranks.run(rows_of_all, world_size=world_size):
+        assert numbers.tolist() == expected and numbers.dtype == torch.int64
+        assert tenths.tolist() == [0.1] * len(expected)
+
+
 def followed():
     """As batch norm's buffers are: numbers and a count without dimension."""
     peers = Peers()
