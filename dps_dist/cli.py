@@ -114,6 +114,7 @@ def preview(
 ) -> None:
     """Draw the first training batch as the model will be shown it: crops, flips, noisy labels."""
     from dps_dist.data import manifest as manifests
+    from dps_dist.data.hold_out import split
     from dps_dist.data.loader import resolution_at, train_loader
     from dps_dist.data.order import EpochOrder
     from dps_dist.data.preview import sheet
@@ -123,9 +124,16 @@ def preview(
     config = recipes.load(recipe, settings or ())
     manifest = manifests.read(config.data.path, "train")
     loader = train_loader(config, manifest)
-    shown = min(config.data.batch_size, 64, len(manifest))
+    data = config.data
+    trained = split(len(manifest), data.hold_out, data.hold_out_seed).trained
+    shown = min(data.batch_size, 64, len(manifest) if trained is None else len(trained))
     order = EpochOrder(
-        len(manifest), shown, seed=config.train.seed, epoch=epoch, shuffle=config.data.shuffle
+        len(manifest),
+        shown,
+        seed=config.train.seed,
+        epoch=epoch,
+        shuffle=data.shuffle,
+        only=trained,
     )
     batches = loader.epoch(order, resolution=resolution_at(config.data, epoch))
     batch = next(batches)
@@ -223,12 +231,15 @@ def evaluate(
     """Figures of trained runs and, of several, their mean ± deviation and those of the ensemble."""
     import json
 
-    from dps_dist.report import evaluation
+    import torch
+
+    from dps_dist.train import evaluation
 
     with console.status("evaluating") as status:
         figures = evaluation.evaluate(
             runs,
             split=split,
+            device="cuda" if torch.cuda.is_available() else "cpu",
             progress=lambda done, of: status.update(f"evaluating, batch {done} of {of}"),
         )
     _print_figures(figures)
@@ -237,7 +248,7 @@ def evaluate(
 
 
 def _print_figures(figures: dict[str, dict[str, float]]) -> None:
-    from dps_dist.report.evaluation import ENSEMBLE, mean_and_std
+    from dps_dist.train.evaluation import ENSEMBLE, mean_and_std
 
     shares = {"accuracy": "accuracy %", "top5": "top-5 %", "ece": "ECE %"}
     names = {**shares, "nll": "NLL"}

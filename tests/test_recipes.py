@@ -482,7 +482,7 @@ def test_figures_are_the_papers():
     assert len(figures) == 77 + 30 + 30 + 60 + 66 + 30 + 84
     for key, figure in {
         ("accuracy", "CIFAR-10, ResNet-18", "Baseline", "accuracy"): (94.39, 0.18),
-        ("accuracy", "CIFAR-10, ResNet-18", "Ens.", "accuracy"): (95.33, None),
+        ("accuracy", "CIFAR-10, ResNet-18", "Ens.", "ensemble_accuracy"): (95.33, None),
         ("accuracy", "CIFAR-100, ResNet-50", "DPS", "accuracy"): (79.09, 0.11),
         ("accuracy", "ImageNet, DenseNet-264", "KD", "accuracy"): (78.56, 0.06),
         ("calibration", "ResNet-50, ECE", "DPS", "ece"): (7.17, 0.40),
@@ -494,6 +494,7 @@ def test_figures_are_the_papers():
         ("mixes", "TinyImageNet, DenseNet-201", "CutMix Baseline", "accuracy"): (66.54, 0.60),
         ("ood", "CIFAR-100, DenseNet-169", "TE", "auroc"): (68.97, 6.85),
         ("wrn", "KD + MDCA", "ECE", "ece"): (0.98, None),
+        ("wrn", "TS", "ECE", "ece_ts"): (2.57, None),
         ("wrn", "DPS, γ = 0.96, c = 3000", "ACE", "ace"): (3.19, 0.12),
     }.items():
         assert figures[key] == figure, key
@@ -513,7 +514,7 @@ def test_a_recipe_finds_its_rows_whatever_it_is_called():
         ("ood", "CIFAR-100, ResNet-50", "auroc"),
     ]
     notes = [cell.note for _, _, cell in paper.rows_of("cifar10-densenet121-baseline")]
-    assert notes == ["", "mean of 3 runs", "", "", ""]
+    assert notes == ["", "mean softmax of 3 runs", "", "", ""]
     assert where("digits") == where("mine.yaml") == where("cifar10-resnet18-elr") == []
 
 
@@ -531,7 +532,7 @@ def test_the_order_of_parts_does_not_matter():
     for name in (
         "cifar10-resnet18-te-sym50",
         "cifar100-wrn40_1-kd-adafocal-ts-cutmix",
-        "cifar10-resnet18-dps-sym20-cutmix",
+        "cifar10-resnet18-baseline-sym20-cutmix",
         "digits-sym40-kd-mbls-cutout",
     ):
         base, parts = compose.split(name)
@@ -626,7 +627,11 @@ def test_the_longest_file_is_the_base(shelf):
         ("cifar10-resnet18-kd-mdca-cpc", "cpc and mdca both set method.name"),
         ("cifar10-resnet18-cutmix-mixup", "cutmix and mixup both set augment.mix: take one"),
         ("cifar10-resnet18-sym20-sym50", "sym20 and sym50 both set data.noise.rate: take one"),
-        ("cifar100-wrn40_1-g95_c4000-g96_c3000", "both set method.c: take one"),
+        ("cifar10-resnet18-sym20-cutmix", r"cutmix\+dps and dps\+sym20 set method.c differently"),
+        (
+            "cifar100-wrn40_1-g95_c4000-g96_c3000",
+            "set method.c differently, and nothing is known of them together",
+        ),
         ("../recipes/digits", "does not exist"),
         ("parts/te", "does not exist"),
         ("", "recipe  does not exist"),

@@ -156,8 +156,10 @@ class AdaFocal(Section):
                 f"gamma_start is {self.gamma_start}: give {self.gamma_min} to {self.gamma_max}, "
                 "gamma_min to gamma_max"
             )
-        if abs(self.gamma_start) < self.switch:
-            raise ValueError(f"gamma_start is {self.gamma_start}: give at least ±{self.switch}")
+        if min(abs(self.gamma_start), -self.gamma_min, self.gamma_max) < self.switch:
+            raise ValueError(
+                f"switch is {self.switch}: give less than -gamma_min, gamma_max and |gamma_start|"
+            )
         return self
 
 

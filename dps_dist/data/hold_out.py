@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+HOLD_OUT = "hold_out"  # as a split of evaluation, which is not a file
 Samples = NDArray[np.int32]
 
 

@@ -24,12 +24,13 @@ from ray.util.queue import Empty, Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dps_dist import methods, models
-from dps_dist.config import Config, Launch
+from dps_dist.config import KD, Config, Launch
 from dps_dist.errors import FailedError, InputError, PeerFailedError
 from dps_dist.launch.display import Display
 from dps_dist.launch.runs import Run
 from dps_dist.train.setup import check_device, check_method, read_sets
 from dps_dist.train.storage import Storage
+from dps_dist.train.trained import read_config
 
 POLL_S = 0.1
 SILENCE_S = 120.0  # then it is said that nothing is heard
@@ -99,6 +100,9 @@ def check(config: Config) -> None:
             "to workers: give one number of workers, or set data.shuffle=global"
         )
     check_method(config, methods.build(config.method))
+    if isinstance(config.method, KD) and not _cluster_address():
+        for folder in config.method.teachers:
+            read_config(Storage(folder))
     if Path(config.data.path).exists() or not _cluster_address():
         train_set, _ = read_sets(config)  # on a cluster the data may be on the workers only
         _try_model(config, train_set.num_classes)
@@ -174,8 +178,19 @@ def _answers(address: str) -> bool:
     return True
 
 
+def for_workers(config: Config) -> Config:
+    """With absolute paths: workers run in another folder."""
+    data = config.data.model_copy(update={"path": _absolute(config.data.path)})
+    model, method = config.model, config.method
+    if model.weights is not None and Path(model.weights).is_file():
+        model = model.model_copy(update={"weights": _absolute(model.weights)})
+    if isinstance(method, KD):
+        folders = tuple(_absolute(folder) for folder in method.teachers)
+        method = method.model_copy(update={"teachers": folders})
+    return config.model_copy(update={"data": data, "model": model, "method": method})
+
+
 def _absolute(path: str) -> str:
-    """Workers run in another folder."""
     return path if "://" in path else str(Path(path).absolute())
 
 
@@ -183,13 +198,7 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
     # Beside this process: on another node it would be lost with that node, and the end with it
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     events = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
-    config = run.config
-    data = config.data.model_copy(update={"path": _absolute(config.data.path)})
-    weights = config.model.weights
-    if weights is not None and Path(weights).is_file():
-        weights = _absolute(weights)
-    model = config.model.model_copy(update={"weights": weights})
-    config = config.model_copy(update={"data": data, "model": model})
+    config = for_workers(run.config)
     filesystem, root = run.storage.parent.filesystem
     trainer = TorchTrainer(
         work,

@@ -22,8 +22,8 @@ from dps_dist.config import Config
 from dps_dist.errors import InputError
 from dps_dist.train.state import METRICS, SUMMARY
 from dps_dist.train.storage import Storage
+from dps_dist.train.trained import CONFIG
 
-CONFIG = "config.yaml"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 PASSWORD = re.compile(r"://[^/@\s]*@")
 # What may differ when a run is resumed: it changes how, not what, is computed.

@@ -29,8 +29,8 @@ class AdaFocal(LabelMethod):
     def of_labels(self, logits: Tensor, labels: Tensor) -> Tensor:
         ce = cross_entropy(logits, labels)
         p = (-ce).exp()
-        edges, gamma = self.edges.to(p.device), self.gamma.to(p.device)
-        gamma = gamma[torch.bucketize(p.detach(), edges, right=True)]
+        self.edges, self.gamma = self.edges.to(p.device), self.gamma.to(p.device)
+        gamma = self.gamma[torch.bucketize(p.detach(), self.edges, right=True)]
         factor = torch.where(gamma > 0, -(-ce).expm1(), 1 + p).clamp(min=LEAST)
         return factor ** gamma.abs() * ce
 
@@ -42,11 +42,12 @@ class AdaFocal(LabelMethod):
         parts = (x.tensor_split(own.bins) for x in (confidence, right[order]))
         bins = list(zip(*parts, strict=True))
         gap = torch.stack([(c - a).mean() if len(c) else c.sum() for c, a in bins])
-        gamma = self.gamma * (self.gamma.sign() * own.lam * gap).exp()
+        gamma = self.gamma.cpu()
+        gamma = gamma * (gamma.sign() * own.lam * gap).exp()
         gamma = torch.where(gamma.abs() < own.switch, -own.switch * gamma.sign(), gamma)
         self.gamma = gamma.clamp(own.gamma_min, own.gamma_max)
         starts = [c[:1] if len(c) else c.new_tensor([inf]) for c, _ in bins[1:]]
-        self.edges = torch.cat([self.edges[:0], *starts])
+        self.edges = torch.cat([confidence[:0], *starts])
 
     def state_dict(self) -> dict[str, Any]:
         return {"gamma": self.gamma, "edges": self.edges}

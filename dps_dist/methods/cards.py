@@ -22,7 +22,8 @@ Three rows of the paper are not methods of training. **MixUp** is the baseline w
 `augment.mix=mixup`. **TS** (temperature scaling) is `evaluate.temperature=true` with
 `data.hold_out`: T is fitted on held-out samples by LBFGS, and `nll_ts`, `ece_ts` stand beside
 `nll`, `ece`. **Ensemble** is `dps evaluate RUN RUN RUN`: the mean softmax of trained runs.
-OT-Filter, DULC and CSOT are only cited.
+OT-Filter and DULC are only cited. So is CSOT: of its semi-supervised stage neither the weights of
+the four losses nor SimSiam's heads nor the solver's stopping rule are known to us.
 
 Where the paper combines KD with another method, `kd-mdca` and its like distil into a student whose
 own loss (`method.task`) is that method's; teachers trained by it are a matter of `method.teachers`.

@@ -3,7 +3,9 @@ confident. L = CE + λ·mean max(0, −s·(κ_i−κ_j) + |c_i−c_j|), s = sign
 next sample of those that a worker passes at once, and c the share of the earlier epochs in which
 the sample was predicted right.
 
-The counts live in the sharded store: a right prediction is a visit there.
+Public code of the method also takes the least count of all samples off, which is 0 until every one
+was right once; here c is the share itself. The counts live in the sharded store: a right prediction
+is a visit there.
 """
 
 import torch

@@ -26,8 +26,8 @@ class ELR(Method):
         logits = forward(batch.images)
         p = logits.float().softmax(-1)
         remember(targets, batch.index, p)
-        seen = 1 - self.beta ** targets.visits(batch.index).float()
-        t = seen.unsqueeze(-1) * targets.evidence(batch.index)
+        average, visits = targets.evidence_and_visits(batch.index)
+        t = (1 - self.beta ** visits.float()).unsqueeze(-1) * average
         apart = (1 - (t * p).sum(-1)).clamp(min=LEAST)
         return cross_entropy(logits, batch.labels) + self.lam * apart.log(), logits
 

@@ -29,9 +29,9 @@ class PSKD(Method):
         assert targets is not None
         logits = forward(batch.images)
         hard = cross_entropy(logits, batch.labels)
-        soft = soft_cross_entropy(logits, targets.evidence(batch.index))
-        visited = targets.visits(batch.index) > 0
-        loss = torch.where(visited, (1 - self.alpha) * hard + self.alpha * soft, hard)
+        p_prev, visits = targets.evidence_and_visits(batch.index)
+        soft = soft_cross_entropy(logits, p_prev)
+        loss = torch.where(visits > 0, (1 - self.alpha) * hard + self.alpha * soft, hard)
         remember(targets, batch.index, logits.float().softmax(-1))
         return loss, logits
 

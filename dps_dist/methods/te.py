@@ -42,9 +42,9 @@ class TE(Method):
         p = logits.float().softmax(-1)
         loss = cross_entropy(logits, batch.labels)
         if self.weight:
-            away = (p - targets.evidence(batch.index)).square().mean(-1)
-            visited = targets.visits(batch.index) > 0
-            loss = loss + self.weight * torch.where(visited, away, 0.0)
+            average, visits = targets.evidence_and_visits(batch.index)
+            away = (p - average).square().mean(-1)
+            loss = loss + self.weight * torch.where(visits > 0, away, 0.0)
         remember(targets, batch.index, p)
         return loss, logits
 

@@ -4,7 +4,8 @@ cifar10-resnet18-te-sym20 is the file cifar10-resnet18.yaml with parts/te.yaml a
 Files are laid over each other: what the base extends, from the root down, the base, the parts (by
 name, so that their order in the recipe's name does not matter). Then comes what they hold under
 `with`: fields for a combination of parts, such as `dps+cutmix`, if all of these are among the
-recipe's parts or are its method; fewer names first, then in the order of the files.
+recipe's parts or are its method. Larger combinations win, then what a base says, then the later
+file. Where the largest are several that set a field differently, the recipe is refused.
 A user's own file is laid over what it extends when all that is done.
 """
 
@@ -12,15 +13,23 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dps_dist.errors import InputError
 from dps_dist.recipes import files
 
 DEFAULT_NAMES = {"method": "dps", "task": "baseline"}
-_NO_FIELDS = ("description", "extends", "with")
+_NO_FIELDS = ("description", "extends", "with", "part")
 
 Fields = dict[str, Any]
+
+
+class _Combination(NamedTuple):
+    """What is set where these parts meet, the one whose file says so among them."""
+
+    names: frozenset[str]
+    fields: Fields
+    of_a_part: bool
 
 
 def fields_of(name: str) -> Fields:
@@ -103,13 +112,33 @@ def _settle(layers: list[Fields], parts: Iterable[str], where: str) -> Fields:
     chosen = method.get("name") if isinstance(method, dict) else None
     present = {*parts, chosen if isinstance(chosen, str) else DEFAULT_NAMES["method"]}
     combined = [entry for layer in layers for entry in _with(layer, where)]
-    for names, more in sorted(combined, key=lambda entry: len(entry[0])):
-        if present.issuperset(names):
-            fields = merge(fields, more)
+    applied = [entry for entry in combined if present.issuperset(entry.names)]
+    _refuse_ambiguous(where, applied)
+    for entry in sorted(applied, key=lambda entry: (len(entry.names), not entry.of_a_part)):
+        fields = merge(fields, entry.fields)
     return fields
 
 
-def _with(layer: Fields, where: str) -> Iterator[tuple[list[str], Fields]]:
+def _refuse_ambiguous(where: str, entries: Iterable[_Combination]) -> None:
+    """Refuse a field that two largest combinations, of as many parts, set differently."""
+    largest: dict[str, tuple[_Combination, Any]] = {}
+    refused = {}
+    for entry in sorted(entries, key=lambda entry: len(entry.names)):
+        for path, value in _flat(entry.fields):
+            before, then = largest.get(path, (entry, value))
+            apart = len(before.names) == len(entry.names) > 1 and before.names != entry.names
+            refused[path] = (before, entry) if apart and then != value else None
+            largest[path] = entry, value
+    for path, two in refused.items():
+        if two is not None:
+            both = " and ".join("+".join(sorted(entry.names)) for entry in two)
+            raise InputError(
+                f"recipe {where}: {both} set {path} differently, and nothing is known of them "
+                "together: write a recipe of your own that sets it"
+            )
+
+
+def _with(layer: Fields, where: str) -> Iterator[_Combination]:
     held = layer.get("with", {})
     for key, more in held.items() if isinstance(held, dict) else [(held, None)]:
         if not isinstance(more, dict):
@@ -121,7 +150,8 @@ def _with(layer: Fields, where: str) -> Iterator[tuple[list[str], Fields]]:
         for part in names:
             if part not in files.parts():
                 raise InputError(f"recipe {where}: with holds {key!r}: {_no_part(part)}")
-        yield names, more
+        own = [layer["part"]] if "part" in layer else []
+        yield _Combination(frozenset([*names, *own]), more, bool(own))
 
 
 def _refuse_both(name: str, of_parts: Mapping[str, Fields]) -> None:
@@ -153,7 +183,7 @@ def _read(name: str) -> Fields:
 
 
 def _read_part(name: str) -> Fields:
-    return files.read(files.PARTS / f"{name}.yaml")
+    return {**files.read(files.PARTS / f"{name}.yaml"), "part": name}
 
 
 def _no_recipe(name: str) -> InputError:

@@ -18,7 +18,8 @@ class Cell:
     """One figure of the paper.
 
     column: its heading. metric: accuracy, best_accuracy (of all epochs), accuracy_c (CIFAR-10-C),
-    mfp (CIFAR-10-P), auroc (against SVHN), ece, sce, ace, all in percent, or nll.
+    ensemble_accuracy, mfp (CIFAR-10-P), auroc (against SVHN), ece, sce, ace (…_ts: after
+    temperature scaling), all in percent, or nll.
     recipe: None where the paper only cites. value, std: None where it says nothing.
     note: what is to be known of it, such as that it is the mean of 3 runs.
     """
@@ -120,6 +121,7 @@ def _cell(column: dict[str, Any], row: dict[str, Any], figure: float | str | Non
     numbers = list(_numbers(figure))
     note = "; ".join(held["note"] for held in (column, row) if "note" in held)
     metric = row.get("metric") or column["metric"]
+    metric = row.get("metrics", {}).get(metric, metric)
     return Cell(column["name"], metric, recipe, numbers[0], numbers[1], note)
 
 

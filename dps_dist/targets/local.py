@@ -130,6 +130,10 @@ class Targets:
             counts.masked_fill_(slots < 0, 0)
         return counts.to(index.device)
 
+    def evidence_and_visits(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in one look, for which the host waits once."""
+        return self._fetch(*self._check(index), index.device)
+
     def snapshot(self) -> arrow.Snapshot:
         """A copy of this rank's rows on the CPU, for a thread to write while training goes on."""
         return self._as_files(list(self._chunks()))

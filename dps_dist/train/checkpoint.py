@@ -229,10 +229,11 @@ class Opened:
     accuracy: float | None
 
 
-def open_checkpoint(storage: Storage, name: str, into: Path) -> Opened:
+def open_checkpoint(storage: Storage, name: str, into: Path, targets: bool = True) -> Opened:
     """Read the state. The files are where they are, or below `into` if the storage is remote.
 
-    `Targets.load` verifies the targets, each rank its share of them.
+    `Targets.load` verifies the targets, each rank its share of them. Without `targets` those of a
+    remote storage stay there.
     """
     checkpoints = storage / FOLDER
     try:
@@ -242,7 +243,12 @@ def open_checkpoint(storage: Storage, name: str, into: Path) -> Opened:
                 f"{checkpoints / name} is not a checkpoint, it has no {MANIFEST}: "
                 f"give the name of one in {checkpoints}"
             )
-        folder = checkpoints.fetch(name, into / name)
+        if targets or checkpoints.local is not None:
+            folder = checkpoints.fetch(name, into / name)
+        else:
+            folder = into / name
+            folder.mkdir(parents=True)
+            (folder / STATE).write_bytes(checkpoints.read(f"{name}/{STATE}"))
         states = [file for file in found.files if file.name == STATE]
         manifest.verify(Storage(folder.parent), folder.name, states)
     except DamagedError as error:

@@ -49,7 +49,10 @@ def epoch(training: Training) -> None:
     if training.targets is not None:
         training.targets.begin_epoch(order)
     training.model.train()
-    batches = training.loader.epoch(order, peers.rank, resolution_at(config.data, at.epoch))
+    resolution = resolution_at(config.data, at.epoch)
+    if not training.recall.fits(resolution):
+        training.recall = Recall()
+    batches = training.loader.epoch(order, peers.rank, resolution)
     for number, batch in enumerate(batches, start=1):
         after = order.position_after(number)
         step(training, batch, samples=after - training.at.position)

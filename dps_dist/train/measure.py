@@ -77,10 +77,14 @@ def _predictions(
     )
     model.eval()
     averaged = training.ema.applied(model) if training.ema is not None else nullcontext()
-    with averaged, training.autocast():
-        for batch in loader.epoch(order, peers.rank):
-            yield batch, model(batch.images)
-    model.train()
+    try:
+        with averaged:
+            for batch in loader.epoch(order, peers.rank):
+                with training.autocast():
+                    logits = model(batch.images)
+                yield batch, logits
+    finally:
+        model.train()
 
 
 @torch.no_grad()

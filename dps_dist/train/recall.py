@@ -29,6 +29,11 @@ class Recall:
     def part(self, number: int) -> Samples | None:
         return self.parts[number] if number < len(self.parts) else None
 
+    def fits(self, resolution: int) -> bool:
+        """Whether its images can be shown beside others of that size."""
+        views = [view for part in self.parts for view in part.other_views]
+        return all(view.images.shape[-1] == resolution for view in views)
+
 
 def shown(training: "Training", batch: Batch, at: Moment) -> list[tuple[Batch, Samples]]:
     """The parts of a step that begins there: as they are, and as the method sees them."""
@@ -55,18 +60,24 @@ def saved(training: "Training") -> dict[str, Any] | None:
     logits = [part.logits.float() for part in recall.parts if part.logits is not None]
     return {
         "at": [recall.at.epoch, recall.at.position, recall.at.step],
+        "world_size": peers.world_size,
         "index": peers.rows(torch.cat([part.index for part in recall.parts])),
         "logits": peers.rows(torch.cat(logits)),
     }
 
 
 def restored(training: "Training", state: dict[str, Any] | None) -> Recall:
-    """The last step again, on any number of ranks: images are read, logits looked up."""
-    if state is None:
+    """The last step again, on any number of ranks: images are read, logits looked up.
+
+    Nothing of it where another number of ranks has dealt or mixed its samples in another way.
+    """
+    config, peers = training.config, training.peers
+    dealt_by_rank = config.augment.mix != "none" or config.data.shuffle == "shard"
+    if state is None or (dealt_by_rank and state["world_size"] != peers.world_size):
         return Recall()
     at = Moment(*state["at"])
-    resolution = resolution_at(training.config.data, at.epoch)
-    batches = training.loader.epoch(training.order(at), training.peers.rank, resolution)
+    resolution = resolution_at(config.data, at.epoch)
+    batches = training.loader.epoch(training.order(at), peers.rank, resolution)
     parts = [
         to_recall(samples, _rows_of(samples.index, state["index"], state["logits"]))
         for _, samples in shown(training, next(batches), at)

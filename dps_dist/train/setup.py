@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dps_dist import methods, models
 from dps_dist.config import KD, Config
 from dps_dist.data import manifest as manifests
-from dps_dist.data.hold_out import Split, split
+from dps_dist.data.hold_out import HOLD_OUT, Split, split
 from dps_dist.data.loader import Loader, eval_loader, noisy_labels, train_loader
 from dps_dist.data.manifest import Manifest
 from dps_dist.data.order import EpochOrder
@@ -29,7 +29,6 @@ from dps_dist.train.storage import Storage
 from dps_dist.train.trained import teacher
 from dps_dist.train.watch import Watch
 
-HOLD_OUT = "hold_out"  # the split of evaluation that is not a file
 STORE_SHARE = 0.25  # of a GPU's free memory that the targets may take, if device is auto
 
 
@@ -128,7 +127,7 @@ def build(
     _check_shared(storage, peers, attempt or "")
     optimizer = optim.optimizer(config.optim, model)
     if method.teachers:
-        method.teacher = teacher(method.teachers, config, train_set.num_classes, peers.device)
+        method.teacher = teacher(method.teachers, config, train_set, peers.device)
     evaluated = eval_loader(config, eval_set, device=peers.device, threads=threads)
     held_out = None
     if method.adapts or config.evaluate.temperature:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from dps_dist.errors import InputError
 from dps_dist.train import recall
-from dps_dist.train.checkpoint import newest_whole, open_checkpoint
+from dps_dist.train.checkpoint import Opened, newest_whole, open_checkpoint
 from dps_dist.train.setup import Training
+from dps_dist.train.trained import names_sum
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 
@@ -61,26 +62,27 @@ def restore(training: Training) -> None:
         training.storage.tidy()
         found = newest_whole(training.storage, training.note)
     name = peers.tell(found.name if found else None)
-    world_size = peers.world_size
     if name is not None:
         with tempfile.TemporaryDirectory(prefix="dps-") as scratch:
             opened = open_checkpoint(training.storage, name, Path(scratch))
+            _check_shards(training, opened)
             _load(training, opened.state)
-            training.at, world_size = opened.moment, opened.world_size
+            training.at = opened.moment
             if training.targets is not None:
                 training.targets.load(opened.folder / "targets")
-    if (
-        training.config.data.shuffle == "shard"
-        and training.at.position
-        and world_size != peers.world_size
-    ):
-        raise InputError(
-            f"data.shuffle is shard and {name} was saved in mid-epoch by {world_size} workers: "
-            f"resume with --workers {world_size}"
-        )
     _tell_start(training)
     if peers.rank == 0:
         _write_metrics(training)
+
+
+def _check_shards(training: Training, opened: Opened) -> None:
+    """Refuse to go on in mid-epoch where other shards were begun."""
+    other = opened.world_size != training.peers.world_size
+    if other and training.config.data.shuffle == "shard" and opened.moment.position:
+        raise InputError(
+            f"data.shuffle is shard and {opened.folder.name} was saved in mid-epoch by "
+            f"{opened.world_size} workers: resume with --workers {opened.world_size}"
+        )
 
 
 def finish(training: Training) -> dict[str, Any]:
@@ -120,15 +122,17 @@ def _data(training: Training) -> dict[str, int]:
         "samples": len(training.train_set),
         "classes": training.train_set.num_classes,
         "sum of labels": zlib.crc32(training.labels.astype("<i8").tobytes()),
+        "sum of class names": names_sum(training.train_set),
     }
 
 
 def _load(training: Training, state: dict[str, Any]) -> None:
     for what, count in _data(training).items():
-        if state["data"][what] != count:
+        then = state["data"].get(what, count)
+        if then != count:
             raise InputError(
                 f"{training.train_set.beton} is not what {training.storage} was trained on ({what} "
-                f"{count}, then {state['data'][what]}): set data.path to that data"
+                f"{count}, then {then}): set data.path to that data"
             )
     training.model.load_state_dict(state["model"])
     training.optimizer.load_state_dict(state["optimizer"])
@@ -139,7 +143,7 @@ def _load(training: Training, state: dict[str, Any]) -> None:
     training.method.load_state_dict(state["method"])
     training.watch.restore(state["sums"])
     training.history = state["history"]
-    training.recall = recall.restored(training, state["recall"])
+    training.recall = recall.restored(training, state.get("recall"))
 
 
 def _write_metrics(training: Training) -> None:

@@ -1,18 +1,22 @@
 """Runs that have been trained, as models: teachers of others, members of an ensemble."""
 
 import tempfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dps_dist import models, recipes
 from dps_dist.config import Config
+from dps_dist.data.loader import resolution_at
+from dps_dist.data.manifest import Manifest
 from dps_dist.errors import InputError
 from dps_dist.methods.base import Teacher
-from dps_dist.train.checkpoint import newest_whole, open_checkpoint
+from dps_dist.train.checkpoint import complete, open_checkpoint
 from dps_dist.train.storage import Storage
 
 CONFIG = "config.yaml"
@@ -20,67 +24,99 @@ CONFIG = "config.yaml"
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's configuration, and its (averaged) model after so many epochs, ready to predict."""
+    """A run's configuration, and its (averaged) model, ready to predict.
+
+    data: what is known of the data that it was trained on, as `state.py` saves it.
+    """
 
     folder: str
     config: Config
     model: models.Classifier
-    num_classes: int
-    epochs: int
+    data: dict[str, int]
 
 
-def load(folder: str | Path, device: torch.device | str = "cpu") -> Trained:
-    """The model of the run's newest whole checkpoint."""
-    storage = Storage(folder)
+def read_config(storage: Storage) -> Config:
+    """The configuration in a run's folder."""
     try:
         text = storage.read(CONFIG).decode()
     except FileNotFoundError:
         raise InputError(
-            f"{folder} is not the folder of a run, it has no {CONFIG}: give one that `dps train` "
+            f"{storage} is not the folder of a run, it has no {CONFIG}: give one that `dps train` "
             "made"
         ) from None
-    config = recipes.resolve(recipes.parse(text, str(folder)), where=f"{folder}/{CONFIG}")
-    skipped: list[str] = []
-    found = newest_whole(storage, skipped.append)
-    if found is None:
-        why = f" ({skipped[0]})" if skipped else ""
-        raise InputError(f"{folder} has no checkpoint{why}: train it for an epoch first")
-    with tempfile.TemporaryDirectory(prefix="dps-") as scratch:
-        state = open_checkpoint(storage, found.name, Path(scratch)).state
+    return recipes.resolve(recipes.parse(text, str(storage)), where=str(storage / CONFIG))
+
+
+def load(folder: str | Path, device: torch.device | str = "cpu") -> Trained:
+    """The model of the run's newest checkpoint; its targets are not read."""
+    storage = Storage(folder)
+    config = read_config(storage)
+    state = _newest_state(storage)
     weights = dict(state["model"])
     if state["ema"] is not None:
         weights |= {**state["ema"]["parameters"], **state["ema"]["buffers"]}
-    num_classes = state["data"]["classes"]
     own = config.model
-    side = config.data.resolution
-    model = models.build(own.name, num_classes, stem=own.stem, weights=None, image_size=side)
+    model = models.build(
+        own.name, state["data"]["classes"], stem=own.stem, image_size=config.data.resolution
+    )
     model.load_state_dict(weights)
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = model.to(device, memory_format=layout).eval()  # type: ignore[call-overload]
-    return Trained(
-        str(folder), config, model.requires_grad_(False), num_classes, found.moment.epoch
-    )
+    return Trained(str(folder), config, model.requires_grad_(False), state["data"])
+
+
+def _newest_state(storage: Storage) -> dict[str, Any]:
+    """Of the newest checkpoint whose state is whole."""
+    failure = InputError(f"{storage} has no checkpoint: train it for an epoch first")
+    for found in complete(storage):
+        with tempfile.TemporaryDirectory(prefix="dps-") as scratch:
+            try:
+                return open_checkpoint(storage, found.name, Path(scratch), targets=False).state
+            except InputError as error:
+                failure = error
+    raise failure
+
+
+def names_sum(data: Manifest) -> int:
+    """A number that tells class names from others."""
+    return zlib.crc32("\n".join(data.class_names).encode())
 
 
 def teacher(
-    folders: Iterable[str], config: Config, num_classes: int, device: torch.device
+    folders: Iterable[str], config: Config, data: Manifest, device: torch.device
 ) -> Teacher:
-    """Trained runs as one teacher of a run with this configuration."""
+    """Trained runs as one teacher of a run with this configuration, on these data."""
     runs = [load(folder, device) for folder in folders]
     for run in runs:
-        if run.num_classes != num_classes:
-            raise InputError(
-                f"method.teachers: {run.folder} knows {run.num_classes} classes and "
-                f"{config.data.path} has {num_classes}: give runs on the same data"
-            )
-        if (run.config.data.mean, run.config.data.std) != (config.data.mean, config.data.std):
-            raise InputError(
-                f"method.teachers: {run.folder} was trained with another data.mean or data.std: "
-                "set those of the teachers"
-            )
+        _check_teacher(run, config, data)
 
     def taught(images: Tensor) -> Tensor:
         with torch.no_grad():
             return torch.stack([run.model(images) for run in runs])
 
     return taught
+
+
+def _check_teacher(run: Trained, config: Config, data: Manifest) -> None:
+    """Refuse one that knows other classes, or cannot be shown the student's images."""
+    own = {"classes": data.num_classes, "sum of class names": names_sum(data)}
+    if any(run.data.get(what, value) != value for what, value in own.items()):
+        raise InputError(
+            f"method.teachers: {run.folder} knows {run.data['classes']} classes and {data.beton} "
+            f"has {data.num_classes}, or other names for them: give runs on the same data"
+        )
+    if (run.config.data.mean, run.config.data.std) != (config.data.mean, config.data.std):
+        raise InputError(
+            f"method.teachers: {run.folder} was trained with another data.mean or data.std: give "
+            "teachers that see images as this run does"
+        )
+    for side in {resolution_at(config.data, epoch) for epoch in range(config.train.epochs)}:
+        device = next(run.model.parameters()).device
+        try:
+            with torch.no_grad():
+                run.model(torch.zeros(1, 3, side, side, device=device))
+        except (AssertionError, RuntimeError) as error:
+            raise InputError(
+                f"method.teachers: {run.folder} cannot see images of {side}×{side} pixels "
+                f"({str(error).splitlines()[0]}): give teachers that can"
+            ) from None

@@ -48,5 +48,7 @@ def test_half_precision_and_gradients_do_not_matter():
 
 def test_stays_within_bounds_where_every_prediction_is_right():
     logits = torch.eye(5).repeat(4, 1)
-    assert fit_temperature(logits, logits.argmax(1)) == BOUNDS[0]
-    assert fit_temperature(-logits, logits.argmax(1)) == BOUNDS[1]
+    for z, likely in ((logits, 1.0), (-logits, 0.2)):
+        found = fit_temperature(z, logits.argmax(1))
+        assert BOUNDS[0] <= found <= BOUNDS[1]
+        assert (z / found).softmax(1)[0, 0] == pytest.approx(likely, abs=0.01)

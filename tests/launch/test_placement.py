@@ -2,9 +2,10 @@
 
 import pytest
 
+from dps_dist import recipes
 from dps_dist.config import Launch
 from dps_dist.errors import InputError
-from dps_dist.launch.ray_train import placement
+from dps_dist.launch.ray_train import check, for_workers, placement
 
 CPU2 = {"CPU": 2.0, "memory": 1e9}
 GPU8 = {"CPU": 96.0, "GPU": 8.0}
@@ -46,3 +47,23 @@ def test_a_gpu_each_where_there_are_any():
 def test_more_than_fit_are_refused_at_once(launch, nodes, room):
     with pytest.raises(InputError, match=f"--workers is {launch.workers}: .* can place {room} "):
         placement(launch, nodes)
+
+
+def test_workers_are_given_absolute_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights.pt").touch()
+    teachers = "method={name: kd, teachers: [runs/a, s3://bucket/b, /c]}"
+    config = recipes.load("digits", [teachers, "model.weights=weights.pt"])
+    given = for_workers(config)
+    assert given.data.path == str(tmp_path / "data/digits")
+    assert given.model.weights == str(tmp_path / "weights.pt")
+    assert given.method.teachers == (str(tmp_path / "runs/a"), "s3://bucket/b", "/c")
+    named = recipes.load("digits", ["model.weights=IMAGENET1K_V1"])
+    assert for_workers(named).model.weights == "IMAGENET1K_V1"
+
+
+def test_teachers_that_are_not_there_are_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = recipes.load("digits", ["method={name: kd, teachers: [runs/a]}"])
+    with pytest.raises(InputError, match=r"runs/a is not the folder of a run"):
+        check(config)

@@ -44,6 +44,7 @@ def own(teacher):
         "adafocal": ["data.hold_out=192"],
         "te": ["method.rampup_epochs=2", "method.rampdown_epochs=2"],
         "dps_plus": ["method.lambda_c=1"],
+        "mmce": ["method.lam=0.5"],
     }
     return lambda name: [f"method.name={name}", *needed.get(name, [])]
 

@@ -1,13 +1,16 @@
 """What every method does in training: it learns, resumes exactly, and ends where it diverges."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from dps_dist import methods
 from dps_dist.data.order import EpochOrder
-from dps_dist.train.checkpoint import complete
+from dps_dist.train.checkpoint import complete, open_checkpoint
 from dps_dist.train.loop import epoch
+from dps_dist.train.state import _load
 from dps_dist.train.storage import Storage
 from dps_dist.train.watch import NonFiniteLossError
 from tests.train.runs import (
@@ -99,3 +102,37 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(
     saved = [found.moment.step for found in complete(Storage(tmp_path))]
     assert saved == list(range(10, 0, -1))
     assert all(value.isfinite().all() for value in final_state(tmp_path)["model"].values())
+
+
+def test_dlb_forgets_the_step_before_when_images_grow(ranks, settings, tmp_path):
+    grows = ["data.progressive={resolution: 4, start_epoch: 0, end_epoch: 2}", "train.epochs=3"]
+    config = settings("method.name=dlb", *grows)
+    assert trained(ranks, config, tmp_path, 2)["epochs"] == 3
+
+
+@pytest.mark.parametrize("setting", ["augment.mix=cutmix", "data.shuffle=shard"])
+def test_dlb_forgets_the_step_before_when_it_is_dealt_anew(ranks, settings, tmp_path, setting):
+    config = settings("method.name=dlb", setting, "train.epochs=1", "data.hold_out=4")
+    trained(ranks, config, tmp_path, 2)
+    assert ranks.run(how_many_recalled, config, str(tmp_path), world_size=2) == [1, 1]
+    assert ranks.run(how_many_recalled, config, str(tmp_path), world_size=1) == [0]
+
+
+def how_many_recalled(config, folder):
+    return len(start(config, folder).recall.parts)
+
+
+def test_checkpoints_from_before_steps_were_recalled_are_read(ranks, settings, tmp_path):
+    config = settings("train.epochs=1")
+    trained(ranks, config, tmp_path)
+    ranks.run(resumed_without, config, str(tmp_path), world_size=1)
+
+
+def resumed_without(config, folder):
+    """What `restore` does with an older state."""
+    training = start(config, folder)
+    storage = training.storage
+    found = complete(storage)[0]
+    state = open_checkpoint(storage, found.name, Path("unused")).state
+    del state["recall"], state["data"]["sum of class names"]
+    _load(training, state)

@@ -290,6 +290,7 @@ STEPS = {  # batch size, which step of the epoch, images at once
 def after_single_steps(config, folder):
     """Weights and sums after each step of STEPS from the first weights, with fixed batch norm."""
     training = start(config, folder)
+    training.method.begin_epoch(1, 2)
     peers, model = training.peers, training.model.eval()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     results = {}
@@ -311,11 +312,12 @@ def after_single_steps(config, folder):
     return results
 
 
-@pytest.mark.parametrize("method", ["baseline", "dps"])
-def test_a_step_is_the_same_on_any_number_of_ranks(ranks, settings, tmp_path, method):
+@pytest.mark.parametrize("method", ["baseline", "dps", "te", "pskd", "elr", "kd", "cpc"])
+def test_a_step_is_the_same_on_any_number_of_ranks(ranks, settings, own, tmp_path, method):
     """The gradient is that of the mean over the step's samples, wherever they are."""
     sgd = ["optim.name=sgd", "optim.lr=1", "optim.schedule=constant", "optim.momentum=0"]
-    config = settings(f"method.name={method}", *sgd)
+    of_kd = ["data.hold_out=0", "method.task.name=sl"] if method == "kd" else []
+    config = settings(*own(method), *of_kd, *sgd)
     (alone,) = ranks.run(after_single_steps, config, str(tmp_path / "1"), world_size=1)
     for world_size in (2, 3):
         folder = str(tmp_path / str(world_size))

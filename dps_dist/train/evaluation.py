@@ -8,14 +8,13 @@ import torch
 
 from dps_dist.config import Config
 from dps_dist.data import manifest as manifests
-from dps_dist.data.hold_out import Samples
+from dps_dist.data.hold_out import HOLD_OUT, Samples
 from dps_dist.data.hold_out import split as split_samples
 from dps_dist.data.loader import eval_loader
 from dps_dist.data.manifest import Manifest
 from dps_dist.data.order import EpochOrder
 from dps_dist.errors import InputError
 from dps_dist.evaluate.metrics import Tally
-from dps_dist.train.setup import HOLD_OUT
 from dps_dist.train.trained import Trained, load
 
 ENSEMBLE = "ensemble"
@@ -31,11 +30,11 @@ def evaluate(
     progress: Callable[[int, int], Any] = lambda done, of: None,
 ) -> dict[str, Figures]:
     """Accuracy, top-5, NLL, ECE of each run and, of several, of their mean softmax ("ensemble")."""
-    runs = [load(folder, device) for folder in folders]
+    runs = [load(folder, device) for folder in dict.fromkeys(folders)]
     first = runs[0].config
-    for run in runs[1:]:
-        _check_alike(runs[0], run)
     shown, only = _split(first, split or first.evaluate.split)
+    for run in runs[1:]:
+        _check_alike(runs[0], run, of_held_out=only is not None)
     loader = eval_loader(first, shown, device=device)
     order = EpochOrder(
         len(shown), first.data.batch_size, shuffle="none", drop_last=False, only=only
@@ -73,12 +72,27 @@ def _split(config: Config, name: str) -> tuple[Manifest, Samples | None]:
     return train_set, held_out
 
 
-def _check_alike(first: Trained, other: Trained) -> None:
+def _check_alike(first: Trained, other: Trained, of_held_out: bool) -> None:
     """Refuse runs that cannot be shown the same images."""
-    for field in ("path", "mean", "std", "eval_crop", "hold_out", "hold_out_seed"):
-        one, two = (getattr(run.config.data, field) for run in (first, other))
-        if one != two:
+    one, two = (_seen(run.config, of_held_out) for run in (first, other))
+    for field in one:
+        if one[field] != two[field]:
             raise InputError(
-                f"{other.folder} has data.{field} {two} and {first.folder} {one}: "
+                f"{other.folder} has {field} {two[field]} and {first.folder} {one[field]}: "
                 "evaluate runs on the same data together"
             )
+
+
+def _seen(config: Config, of_held_out: bool) -> dict[str, Any]:
+    """What decides which images evaluation shows."""
+    data = config.data
+    seen = {
+        "data.path": data.path,
+        "data.mean": data.mean,
+        "data.std": data.std,
+        "data.eval_crop": data.eval_crop,
+        "data.eval_resolution": data.eval_resolution or data.resolution,
+    }
+    if of_held_out:
+        seen |= {"data.hold_out": data.hold_out, "data.hold_out_seed": data.hold_out_seed}
+    return seen
