@@ -77,6 +77,18 @@ class Batch:
             expect_shape("probs", self.probs, (B, num_classes))
         if not B:
             return False
+        on_cpu = samples.device.type == "cpu" and (
+            self.labels is None or self.labels.device.type == "cpu"
+        )
+        asked = self._asked_on_cpu(num_classes) if on_cpu else self._asked(num_classes)
+        padded, *doubts = asked
+        if any(doubts):  # perhaps about padding only, which may carry anything
+            self._explain(num_samples, num_classes, absent)
+        return bool(padded)
+
+    def _asked(self, num_classes: int) -> list[bool]:
+        """Whether there is padding, and then whether there may be something wrong."""
+        samples = self.samples
         padding = samples == PADDING
         asked = [padding.any(), ((self.slots < 0) & ~padding).any()]
         if self.writes:
@@ -86,10 +98,23 @@ class Batch:
             asked.append(((self.labels < 0) | (self.labels >= num_classes)).any())
         if self.probs is not None:
             asked.append(~_probable(*self.probs.detach().aminmax()))
-        padded, *doubts = torch.stack([answer.to(samples.device) for answer in asked]).tolist()
-        if any(doubts):  # perhaps about padding only, which may carry anything
-            self._explain(num_samples, num_classes, absent)
-        return bool(padded)
+        answers: list[bool] = torch.stack([one.to(samples.device) for one in asked]).tolist()
+        return answers
+
+    def _asked_on_cpu(self, num_classes: int) -> list[bool]:
+        """The same by numpy, which takes a fifth of torch's time for so few numbers."""
+        samples = self.samples.numpy()
+        padding = samples == PADDING
+        asked = [padding.any(), ((self.slots.numpy() < 0) & ~padding).any()]
+        if self.writes:
+            ordered = np.sort(samples)
+            asked.append(((ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)).any())
+        if self.labels is not None:
+            labels = self.labels.numpy()
+            asked.append(labels.min() < 0 or labels.max() >= num_classes)
+        if self.probs is not None:
+            asked.append(not _probable(*self.probs.detach().aminmax()))
+        return [bool(answer) for answer in asked]
 
     def _explain(self, num_samples: int, num_classes: int, absent: Callable[[int], str]) -> None:
         """Raise for the first row at fault, saying which and why."""

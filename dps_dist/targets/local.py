@@ -248,11 +248,19 @@ class Targets:
         expect_integers("index", index)
         samples = index.to(self.device, torch.int64)
         self._arrive(samples)
-        known = (samples >= 0) & (samples < self.num_samples)
-        slots = self._slots(samples.clamp(0, self.num_samples - 1)).where(known, -1)
+        slots = self._slots_of_any(samples)
         batch = Batch(samples, slots, labels, probs, writes)
         padded = batch.check(self.num_samples, self.prior.num_classes, self._absent)
         return slots, padded
+
+    def _slots_of_any(self, samples: Tensor) -> Tensor:
+        """The row number of each sample; -1 for what is no sample."""
+        if samples.device.type == "cpu" and len(samples):
+            numbers = samples.numpy()
+            if numbers.min() >= 0 and numbers.max() < self.num_samples:
+                return self._slots(samples)
+        known = (samples >= 0) & (samples < self.num_samples)
+        return self._slots(samples.clamp(0, self.num_samples - 1)).where(known, -1)
 
     def _all_or_none(self, failure: Exception | None) -> None:
         """Raise on every rank when one has failed, so that none is left waiting for it."""
