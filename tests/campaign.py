@@ -123,7 +123,8 @@ def one_kill(training: Training, number: int, dice: random.Random) -> Kill:
     if target == "driver":
         training.kill_driver()
         thaw(frozen.values())
-        training.start("--resume", *WORKERS)  # while its workers are still dying
+        made = (training.run / "config.yaml").exists()  # else it was killed before
+        training.start(*(["--resume"] if made else []), *WORKERS)  # while its workers still die
         wait_gone(frozen.values(), 60)
     else:
         training.kill_workers(frozen, TARGETS[target])
