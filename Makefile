@@ -21,6 +21,7 @@ demo: setup
 	$(BIN)/dps train digits-sym40 --out runs/demo --name dps
 	$(BIN)/dps report runs/demo/baseline runs/demo/dps
 
+test: FOR_TESTS = chromium
 test: lint
 	$(BIN)/python -m pytest
 
@@ -40,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
-# What FFCV compiles against, and what a virtual environment needs: installed only where it is missing.
+# What FFCV compiles against, what a virtual environment needs and, for the tests, a browser: installed only where missing.
 system:
 	@missing=""; \
 	command -v g++ >/dev/null || missing="$$missing g++"; \
@@ -50,6 +51,7 @@ system:
 	command -v $(PYTHON) >/dev/null || missing="$$missing $(notdir $(PYTHON))"; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing $(notdir $(PYTHON))-venv"; \
 	$(PYTHON) -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null || missing="$$missing $(notdir $(PYTHON))-dev"; \
+	test -z "$(FOR_TESTS)" || command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || missing="$$missing $(FOR_TESTS)"; \
 	if [ -n "$$missing" ]; then \
 	  if ! command -v apt-get >/dev/null; then \
 	    echo "make: this machine lacks$$missing (Debian's names): install them, then run make again" >&2; exit 1; \

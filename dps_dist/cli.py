@@ -73,7 +73,7 @@ def prepare(
     stored = mode if mode != "auto" else "mixed" if photographs else "raw"
     options = ImageOptions(stored, max_side, jpeg_share, quality)
     prepared = {"source": source, "root": str(root.absolute()) if root else None}
-    there = tuple(sorted(file.stem for file in out.glob("*.parquet")))
+    there = tuple(sorted(file.stem for file in out.glob("*.beton")))
     try:
         splits = tuple(split or source_splits(source, root))
     except InputError:
@@ -221,49 +221,136 @@ def report(
 
 
 @app.command(
-    epilog=_examples("dps evaluate runs/a", "dps evaluate runs/a runs/b runs/c --split hold_out")
+    epilog=_examples(
+        "dps evaluate runs/a",
+        "dps evaluate runs/seed0 runs/seed1 runs/seed2",
+        "dps evaluate runs/a --on c=/data/CIFAR-10-C --on p=/data/CIFAR-10-P --ood svhn=data/svhn",
+    )
 )
 def evaluate(
     runs: Annotated[list[str], typer.Argument(help="Folders of runs on the same data.")],
-    split: Annotated[str | None, typer.Option(help="Default: the runs' evaluate.split.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the figures there, as JSON.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="val, …, or hold_out: what data.hold_out kept. Default: the runs' own."),
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Also on a prepared folder with the same classes, or on the .npy files of "
+            "CIFAR-10-C or -P; may be repeated.",
+        ),
+    ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Tell images from those of a prepared folder with other classes (AUROC).",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the table there, as JSON.")] = None,
 ) -> None:
-    """Figures of trained runs and, of several, their mean ± deviation and those of the ensemble."""
+    """Every figure of trained runs, into RUN/evaluation.json; of several, mean ± deviation and the
+    ensemble's."""
     import json
 
     import torch
 
+    from dps_dist.report import terminal
     from dps_dist.train import evaluation
 
     with console.status("evaluating") as status:
-        figures = evaluation.evaluate(
+        found = evaluation.evaluate(
             runs,
             split=split,
+            on=_pairs("--on", on),
+            ood=_pairs("--ood", ood),
             device="cuda" if torch.cuda.is_available() else "cpu",
             progress=lambda done, of: status.update(f"evaluating, batch {done} of {of}"),
         )
-    _print_figures(figures)
+    for one in found:
+        one.write()
+    together = evaluation.ensemble(found) if len(found) > 1 else None
+    rows = {one.run.folder: one.report for one in found}
+    console.print(terminal.table(rows, together))
+    for line in terminal.elsewhere(rows):
+        _say(line)
     if out is not None:
-        out.write_text(json.dumps(figures, indent=1) + "\n")
+        both = {"runs": rows, **({"ensemble": together} if together else {})}
+        out.write_text(json.dumps(both, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    _say(f"written to {', '.join(f'{folder}/{evaluation.JSON}' for folder in rows)}")
 
 
-def _print_figures(figures: dict[str, dict[str, float]]) -> None:
-    from dps_dist.train.evaluation import ENSEMBLE, mean_and_std
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for one in given or ():
+        name, equals, path = one.partition("=")
+        if not (name and equals and path):
+            raise InputError(f"{option} is {one}: write it as NAME=PATH, such as svhn=data/svhn")
+        pairs[name] = path
+    return pairs
 
-    shares = {"accuracy": "accuracy %", "top5": "top-5 %", "ece": "ECE %"}
-    names = {**shares, "nll": "NLL"}
-    scale = {key: 100 if key in shares else 1 for key in names}
-    table = Table("run", *names.values(), box=None, header_style="bold")
-    single = {run: own for run, own in figures.items() if run != ENSEMBLE}
-    for run, own in single.items():
-        table.add_row(escape(run), *(f"{scale[key] * own[key]:.2f}" for key in names))
-    if len(single) > 1:
-        both = {key: mean_and_std([own[key] for own in single.values()]) for key in names}
-        cells = (f"{scale[k] * mean:.2f} ± {scale[k] * std:.2f}" for k, (mean, std) in both.items())
-        table.add_row("mean ± deviation", *cells)
-        own = figures[ENSEMBLE]
-        table.add_row(ENSEMBLE, *(f"{scale[key] * own[key]:.2f}" for key in names))
-    console.print(table)
+
+@app.command(
+    epilog=_examples(
+        "dps audit runs/dps",
+        "dps audit runs/dps --html wrong-labels.html --top 200",
+        "dps audit runs/dps --fix",
+    )
+)
+def audit(
+    run: Annotated[str, typer.Argument(help="Folder of a run whose method keeps evidence.")],
+    out: Annotated[Path | None, typer.Option(help="Default: RUN/audit.parquet.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also a page that shows the most suspect samples.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="--html: how many.")] = 100,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Write a corrected manifest beside the data's own.")
+    ] = False,
+) -> None:
+    """Which labels are wrong? Rank the training samples by what the model came to predict."""
+    from dps_dist.report import audit as audits
+    from dps_dist.report import audit_page
+
+    with console.status("reading the evidence"):
+        out = out or audits.beside(run)
+        table = audits.rank(run)
+        written = audits.write(table, out)
+    found = audits.agreement(table)
+    suggested = found["suggested"]
+    strong = ", ".join(f"{count:,} by more than {least:g}" for least, count in suggested.items())
+    _say(f"{found['samples']:,} samples: the evidence has another label for {strong}")
+    _say(f"written to {written}")
+    if html is not None:
+        with console.status("drawing"):
+            _say(f"written to {audit_page.write(run, table, html, top)}")
+    if fix:
+        _say(f"written to {audits.fix(run)}: docs/audit.md says how to train on it")
+
+
+@app.command(
+    epilog=_examples(
+        "dps export runs/dps exported",
+        "dps export runs/dps exported --onnx --targets top --top-k 5",
+    )
+)
+def export(
+    run: Annotated[str, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also model.onnx.")] = False,
+    targets: Annotated[
+        Literal["none", "probabilities", "top"],
+        typer.Option(help="Also the targets, as Parquet: all probabilities, or the largest."),
+    ] = "none",
+    top_k: Annotated[int, typer.Option(min=1, help="--targets top: how many.")] = 10,
+) -> None:
+    """Weights as safetensors for plain torchvision, with a model card; ONNX, targets if asked."""
+    from dps_dist.train.export import export as export_run
+
+    with console.status("exporting"):
+        written = export_run(run, out, onnx=onnx, targets=targets, top_k=top_k)
+    _say(f"written to {written}: " + ", ".join(sorted(file.name for file in written.iterdir())))
 
 
 @app.command(

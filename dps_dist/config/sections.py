@@ -203,6 +203,9 @@ class Launch(Section):
         3, description="restarts after lost workers; -1: without limit"
     )
     timeout_s: Above0 = Field(300.0, description="seconds until a silent peer counts as lost")
+    loggers: tuple[Literal["mlflow", "wandb"], ...] = Field(
+        (), description="where figures go beside the run's folder and its TensorBoard files"
+    )
     resize_interval_s: Above0 = Field(60.0, description="MIN:MAX: seconds between looks for nodes")
 
     @property

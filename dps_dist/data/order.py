@@ -82,7 +82,8 @@ class EpochOrder:
         if self.shuffle not in ("global", "shard", "none"):
             raise ValueError(f"shuffle is {self.shuffle!r}: give global, shard or none")
         if self.position > self.visits:
-            raise ValueError(f"position is {self.position}: give at most {self.visits}")
+            what = "num_samples" if self.only is None else "the number of samples to visit"
+            raise ValueError(f"position is {self.position}: give at most {what}, {self.visits}")
         room = self.world_size * self.batch_size
         if not room - self.world_size < self.global_batch_size <= room:
             raise ValueError(

@@ -1,16 +1,22 @@
 """Accuracy, top-5, NLL and ECE as sums over samples, which ranks add up and which are divided last.
 
-The evaluation loop feeds a `Tally` batch by batch, all-reduces its `sums`, and asks for `figures`.
+The evaluation loop feeds a `Tally` batch by batch, all-reduces its `sums`, and asks for `figures`;
+`dps evaluate` asks `Figures` for these and more.
 """
 
 from math import nan
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dps_dist.errors import InputError
+from dps_dist.evaluate.chunks import chunks
+from dps_dist.evaluate.top_label import Reliability, ace, ece, inner_edges, reliability_of
 
+BINS = 15
+NAMES = ("accuracy", "top5", "nll", "brier", "ece", "ece_10", "sce", "ace")
 COUNTS = 4  # weight, correct, in the top 5, NLL; then the bins' correct and confidence
 
 
@@ -37,8 +43,7 @@ class Tally:
             raise InputError(f"bins is {bins}: give at least 1")
         self.sums = torch.zeros(COUNTS + 2 * bins, dtype=torch.float64, device=device)
         self._bins = torch.arange(bins, device=device)
-        # Divided rather than multiplied by a step, so that 1/5 is the edge 7/35 to the bit
-        self._edges = self._bins[1:].double() / bins
+        self._edges = inner_edges(bins, device)
 
     @torch.no_grad()
     def add(self, logits: Tensor, labels: Tensor, weight: Tensor) -> None:
@@ -49,9 +54,9 @@ class Tally:
         labels = labels.long().masked_fill(padding, 0)
         weight = weight.double()
 
-        rank = _rank(logits, labels)
-        right = (rank < 1).double()
-        top5 = (rank < min(5, logits.shape[1])).double()
+        before = classes_before(logits, labels)
+        right = (before < 1).double()
+        top5 = (before < min(5, logits.shape[1])).double()
         nll = F.cross_entropy(logits, labels, reduction="none")
         confidence = torch.softmax(logits, dim=1).amax(1)
 
@@ -78,6 +83,82 @@ class Tally:
         return dict(zip(("accuracy", "top5", "nll", "ece"), values, strict=True))
 
 
+class Figures:
+    """The figures of a `Tally`, and of the probabilities p_i = softmax(logits_i), onehot y_i:
+
+        brier  = Σ_i Σ_j (p_ij − y_ij)² / N
+        ece_10 = ECE with 10 bins
+        sce    = (1/K) Σ_k Σ_b (n_bk/N)·|acc_bk − conf_bk|
+               = (1/K) Σ_k Σ_b |Σ_{i: p_ik in b} (y_ik − p_ik)| / N
+        ace    = ECE with 15 bins of equal mass (see `top_label.ace`)
+
+    SCE is classwise: bin b of class k holds the n_bk samples, of whatever label, whose p_ik is in
+    (b/15, (b+1)/15], 0 being in the first; acc_bk is the share of them that are of class k.
+
+    Every rank adds its samples; `merge` joins what ranks have. All is kept on the CPU, in float64:
+    sums, and of each sample its confidence and whether it was right, which ACE has to sort.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self._classes = classes
+        self._tally = Tally(BINS)
+        self._brier = torch.zeros((), dtype=torch.float64)
+        self._gaps = torch.zeros(classes * BINS, dtype=torch.float64)  # Σ (p − y), for SCE
+        self._confidence = torch.zeros(0, dtype=torch.float64)
+        self._right = torch.zeros(0, dtype=torch.float64)
+
+    @torch.no_grad()
+    def add(self, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> None:
+        """Count logits [B, K], labels [B]; where weight [B] is given, the rows where it is not 0.
+
+        Weights other than 0 count as 1.
+        """
+        assert logits.ndim == 2 and logits.shape == (len(labels), self._classes)
+        if weight is not None:
+            logits, labels = logits[weight != 0], labels[weight != 0]
+        confidences, rights = [self._confidence], [self._right]
+        first_bins = torch.arange(self._classes) * BINS
+        for z, y in chunks(logits, labels.long()):
+            self._tally.add(z, y, torch.ones(len(y)))
+            p = z.softmax(1)
+            confidences.append(p.amax(1))
+            rights.append((classes_before(z, y) < 1).double())
+            place = torch.bucketize(p, inner_edges(BINS)) + first_bins
+            p[torch.arange(len(y)), y] -= 1.0
+            self._brier += p.square().sum()
+            self._gaps += torch.bincount(place.flatten(), p.flatten(), len(self._gaps))
+        self._confidence, self._right = torch.cat(confidences), torch.cat(rights)
+
+    def merge(self, other: Self) -> None:
+        """Count the samples of `other`, another rank's, too."""
+        self._tally.sums += other._tally.sums
+        self._brier += other._brier
+        self._gaps += other._gaps
+        self._confidence = torch.cat([self._confidence, other._confidence])
+        self._right = torch.cat([self._right, other._right])
+
+    def __len__(self) -> int:
+        """How many samples were counted."""
+        return len(self._right)
+
+    def figures(self) -> dict[str, float]:
+        """By NAMES; shares as fractions; NaN for no samples."""
+        n = len(self)
+        if n == 0:
+            return dict.fromkeys(NAMES, nan)
+        values = self._tally.figures() | {
+            "brier": float(self._brier) / n,
+            "ece_10": ece(self._confidence, self._right, bins=10),
+            "sce": float(self._gaps.abs().sum()) / n / self._classes,
+            "ace": ace(self._confidence, self._right, BINS),
+        }
+        return {name: values[name] for name in NAMES}
+
+    def reliability(self, bins: int = BINS) -> Reliability:
+        """The reliability diagram of the samples counted."""
+        return reliability_of(self._confidence, self._right, bins)
+
+
 def figures_of(logits: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
     """The figures of logits [N, K] and labels [N], every row once."""
     tally = Tally(bins, logits.device)
@@ -85,7 +166,24 @@ def figures_of(logits: Tensor, labels: Tensor, bins: int = 15) -> dict[str, floa
     return tally.figures()
 
 
-def _rank(logits: Tensor, labels: Tensor) -> Tensor:
+def all_figures(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """The figures of logits [N, K] and labels [N]."""
+    figures = Figures(logits.shape[1])
+    figures.add(logits, labels)
+    return figures.figures()
+
+
+@torch.no_grad()
+def reliability(logits: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
+    """The reliability diagram of logits [N, K] and labels [N]."""
+    parts = [
+        (z.softmax(1).amax(1), classes_before(z, y) < 1) for z, y in chunks(logits, labels.long())
+    ]
+    confidence, right = (torch.cat(part) for part in zip(*parts, strict=True))
+    return reliability_of(confidence, right, bins)
+
+
+def classes_before(logits: Tensor, labels: Tensor) -> Tensor:
     """How many classes come before the label, [B]; counted by those that come after it."""
     classes = torch.arange(logits.shape[1], device=logits.device)
     own, label = logits.gather(1, labels.unsqueeze(1)), labels.unsqueeze(1)

@@ -26,7 +26,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dps_dist import methods, models
 from dps_dist.config import KD, Config, Launch
 from dps_dist.errors import FailedError, InputError, PeerFailedError
+from dps_dist.launch import loggers
 from dps_dist.launch.display import Display
+from dps_dist.launch.loggers import Loggers
 from dps_dist.launch.runs import Run
 from dps_dist.train.setup import check_device, check_method, read_sets
 from dps_dist.train.storage import Storage
@@ -100,6 +102,7 @@ def check(config: Config) -> None:
             "to workers: give one number of workers, or set data.shuffle=global"
         )
     check_method(config, methods.build(config.method))
+    loggers.check(config)
     if isinstance(config.method, KD) and not _cluster_address():
         for folder in config.method.teachers:
             read_config(Storage(folder))
@@ -212,7 +215,11 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
             failure_config=FailureConfig(max_failures=config.launch.max_failures),
         ),
     )
-    return _follow(trainer, events, display)
+    listeners = Loggers(run)
+    try:
+        return _follow(trainer, events, display, listeners)
+    finally:
+        listeners.close()
 
 
 def placement(launch: Launch, nodes: list[dict[str, float]]) -> ScalingConfig:
@@ -276,8 +283,10 @@ def _is_hopeless(error: Exception) -> bool:
     return not isinstance(error, PeerFailedError)  # that one's own error tells
 
 
-def _follow(trainer: TorchTrainer, events: Queue, display: Display) -> dict[str, Any]:
-    """Show events until the run ends."""
+def _follow(
+    trainer: TorchTrainer, events: Queue, display: Display, listeners: Loggers
+) -> dict[str, Any]:
+    """Show and log events until the run ends."""
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -306,6 +315,7 @@ def _follow(trainer: TorchTrainer, events: Queue, display: Display) -> dict[str,
             if event["kind"] == "end":
                 summary = {key: value for key, value in event.items() if key != "kind"}
             display.show(event)
+            listeners.hear(event)
         display.tick()
         if not running:
             break

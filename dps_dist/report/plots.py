@@ -1,14 +1,9 @@
-"""Runs → curves over the epochs: panels for the page, or one figure as a file.
+"""Runs → curves over the epochs: panels for the page, or one figure as a file."""
 
-The page's panels take their colours from its CSS, so that they suit light and dark; the figure has
-no background and axes of a grey that is read on both.
-"""
-
-import io
-import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -19,33 +14,23 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dps_dist.errors import InputError
 from dps_dist.report import write_whole
-from dps_dist.report.tables import Run, finite, labels, number
+from dps_dist.report.drawing import (
+    COLOURS,
+    INK,
+    ON_DARK,
+    STYLE,
+    Drawing,
+    colour,
+    dash,
+    drawn,
+    for_page,
+    look,
+    saved,
+)
+from dps_dist.report.tables import Run, labels
+from dps_dist.report.values import Array, finite, number
 
-INK = "#767676"
-# Okabe and Ito's, which the colour-blind tell apart; then their likes for dark paper.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-ON_DARK = ("#4aa8e0", "#ff8b3d", "#2fc79b", "#e39fc5", "#f2bb4e", "#94d2f7")
-DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
-STYLE: dict[Any, Any] = {  # its keys are a Literal of 300 in matplotlib's types
-    "font.size": 8,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.grid": True,
-    "axes.titlesize": 9,
-    "grid.color": INK,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.5,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "lines.linewidth": 1.5,
-    "legend.frameon": False,
-}
+__all__ = ["COLOURS", "INK", "ON_DARK", "PANELS", "colour", "dash", "drawable", "save"]
 
 
 class Panel(NamedTuple):
@@ -61,34 +46,40 @@ PANELS = (
     Panel("nll", "NLL", False, "lower is better"),
     Panel("train_loss", "training loss", False, "against the method's own targets"),
 )
+TARGETS = (
+    Panel("target_entropy", "target entropy", False, "mean, in nats"),
+    Panel("label_agreement", "label agreement", True, "evidence greatest at the given label"),
+    Panel("recovered", "wrong labels righted", True, "higher is better"),
+)
 
 
-def drawable(runs: Sequence[Run]) -> list[Panel]:
+def drawable(runs: Sequence[Run], panels: Sequence[Panel] = PANELS) -> list[Panel]:
     """The panels for which some run has a figure."""
 
     def has(key: str) -> bool:
         return any(finite(number(row, key)) for run in runs for row in run.epochs)
 
-    return [panel for panel in PANELS if has(panel.key)]
+    return [panel for panel in panels if has(panel.key)]
 
 
-def colour(k: int) -> str:
-    """The CSS colour of run `k` on the page."""
-    return f"var(--run{k % len(COLOURS)})"
-
-
-def dash(k: int) -> str | tuple[int, tuple[float, ...]]:
-    return DASHES[k // len(COLOURS) % len(DASHES)]
+def drawings(runs: Sequence[Run], panels: Sequence[Panel] = PANELS) -> list[Drawing]:
+    """The panels for the page."""
+    return [
+        Drawing(
+            panel.key,
+            panel.title,
+            panel.better,
+            partial(_draw_panel, runs=runs, panel=panel),
+            alt=f"{panel.title} over the epochs",
+        )
+        for panel in drawable(runs, panels)
+    ]
 
 
 def panel_svg(runs: Sequence[Run], panel: Panel) -> str:
     """One panel as an <svg> to stand in the page."""
-    style = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": panel.key}
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(4.0, 2.4), layout="constrained")
-        _draw(figure.add_subplot(), runs, panel)
-        text = _saved(figure, "svg").decode()
-    return _for_page(text, panel)
+    (drawing,) = drawings(runs, [panel])
+    return for_page(drawn(drawing), drawing.key, drawing.alt)
 
 
 def save(runs: Sequence[Run], out: Path) -> Path:
@@ -105,30 +96,46 @@ def save(runs: Sequence[Run], out: Path) -> Path:
             axes.set_title(panel.title)
             _draw(axes, runs, panel)
         _add_legend(figure, runs)
-        return write_whole(out, _saved(figure, kind))
+        return write_whole(out, saved(figure, kind))
 
 
-def _draw(axes: Axes, runs: Sequence[Run], panel: Panel) -> None:
-    for k, run in enumerate(runs):
-        rows = [(row["epoch"], number(row, panel.key)) for row in run.epochs]
-        points = [
-            (epoch, value if finite(value) else np.nan)
-            for epoch, value in rows
-            if value is not None
-        ]
-        if points:
-            marker = "o" if len(points) < 3 else ""
-            axes.plot(*np.array(points, float).T, **_look(k), marker=marker, markersize=3)
-    axes.set_xlabel("epoch")
+def lines(axes: Axes, curves: Sequence[tuple[Array, Array] | None], along: str) -> None:
+    """A curve a run, in its look; what is not finite is a gap."""
+    for k, curve in enumerate(curves):
+        if curve is not None and len(curve[0]):
+            x, y = curve
+            marker = "o" if len(x) < 3 else ""
+            shown = np.where(np.isfinite(y), y, np.nan)
+            axes.plot(x, shown, **look(k), marker=marker, markersize=3)
+    axes.set_xlabel(along)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.margins(x=0.02)
+
+
+def in_percent(axes: Axes) -> None:
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
+
+
+def _draw_panel(figure: Figure, runs: Sequence[Run], panel: Panel) -> None:
+    _draw(figure.add_subplot(), runs, panel)
+
+
+def _draw(axes: Axes, runs: Sequence[Run], panel: Panel) -> None:
+    lines(axes, [_curve(run, panel.key) for run in runs], "epoch")
     if panel.percent:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
+        in_percent(axes)
+
+
+def _curve(run: Run, key: str) -> tuple[Array, Array] | None:
+    rows = [(row["epoch"], number(row, key)) for row in run.epochs]
+    points = [(epoch, value) for epoch, value in rows if value is not None]
+    x, y = np.array(points, float).reshape(-1, 2).T
+    return x, y
 
 
 def _add_legend(figure: Figure, runs: Sequence[Run]) -> None:
-    lines = [Line2D([], [], **_look(k)) for k in range(len(runs))]
+    lines = [Line2D([], [], **look(k)) for k in range(len(runs))]
     names = [label if len(label) <= 60 else f"{label[:59]}…" for label in labels(runs)]
     columns = max(1, min(len(names), 110 // (max(map(len, names)) + 6)))
     places = [str(k) for k in range(len(runs))]
@@ -137,26 +144,3 @@ def _add_legend(figure: Figure, runs: Sequence[Run]) -> None:
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_parse_math(False)
         text.set_text(name)
-
-
-def _look(k: int) -> dict[str, Any]:
-    return {"color": COLOURS[k % len(COLOURS)], "linestyle": dash(k)}
-
-
-def _for_page(text: str, panel: Panel) -> str:
-    """Without the file's head, with ids of its own, in the colours of the page."""
-    opening, svg = text[text.index("<svg") :].split(">", 1)
-    box = re.search(r'viewBox="[^"]*"', opening)
-    assert box
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{panel.key}-", svg)
-    svg = svg.replace("xlink:href", "href").replace(INK, "var(--soft)")
-    for k, plain in enumerate(COLOURS):
-        svg = svg.replace(plain, colour(k))
-    return f'<svg {box[0]} role="img" aria-label="{panel.title} over the epochs">{svg}'
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    stream = io.BytesIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type")) if kind == "svg" else None
-    figure.savefig(stream, format=kind, transparent=True, dpi=200, metadata=nothing)
-    return stream.getvalue()

@@ -1,21 +1,23 @@
 """A run folder → Run; runs → the table that compares them, for the terminal and for the page."""
 
 import json
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import yaml
 from rich.table import Table
 from rich.text import Text
 
 from dps_dist.errors import InputError
+from dps_dist.report import evaluation
+from dps_dist.report.evaluation import Evaluation
+from dps_dist.report.values import ABSENT, Cell, cells, finite, number, percent, plain
 
 Metrics = dict[str, Any]
-ABSENT = "–"
+HOLD_ANYTHING = ("imagefolder", "idx")  # sources of which each folder is another data set
 NAME_WIDTH = 16  # of a run's name that is broken, where the terminal is narrow
 LEAST_FIRST = ("images/s", "best accuracy", "method", "NLL")  # what is left out there
 
@@ -29,6 +31,7 @@ class Run:
     config: dict[str, Any]
     epochs: list[Metrics]  # one a finished epoch, in order
     summary: Metrics | None  # none while it runs
+    evaluation: Evaluation | None = None  # what `dps evaluate` found
 
     def field(self, path: str) -> Any:
         """A field of its configuration such as `method.name`, or none."""
@@ -56,11 +59,6 @@ class Run:
         return first["accuracy"], first["epoch"]
 
 
-class Cell(NamedTuple):
-    text: str
-    best: bool = False
-
-
 def read(folder: Path) -> Run:
     """The run in `folder`, finished or not."""
     if not folder.is_dir():
@@ -84,7 +82,36 @@ def read(folder: Path) -> Run:
     summary = _read_summary(folder / "summary.json")
     run = config.get("run")
     name = run.get("name") if isinstance(run, dict) else None
-    return Run(folder, str(name or folder.absolute().name), config, epochs, summary)
+    name = str(name or folder.absolute().name)
+    return Run(folder, name, config, epochs, summary, evaluation.read(folder))
+
+
+def same_data(runs: Sequence[Run]) -> None:
+    """Runs on different data sets have nothing to compare: refused."""
+
+    def differ(one: Run, other: Run) -> bool:
+        sources = [run.field("data.source") for run in (one, other)]
+        if sources[0] != sources[1]:
+            return True
+        classes = [run.evaluation.classes if run.evaluation else [] for run in (one, other)]
+        if all(classes) and classes[0] != classes[1]:
+            return True
+        if sources[0] not in HOLD_ANYTHING or (sources[0] == "imagefolder" and all(classes)):
+            return False
+        # Known by their folder's name alone, which may be elsewhere on another machine.
+        paths = [str(run.field("data.path") or "") for run in (one, other)]
+        return Path(paths[0]).name != Path(paths[1]).name
+
+    for run in runs[1:]:
+        if differ(runs[0], run):
+            shown = [
+                f"{one.folder} is of {one.field('data.source')} in {one.field('data.path')}"
+                for one in (runs[0], run)
+            ]
+            raise InputError(
+                f"runs of different data sets are not compared, and {' but '.join(shown)}: "
+                "report each by itself"
+            )
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -105,12 +132,12 @@ def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
     """Titles and a row a run; where there are several, the best of each column is marked."""
     best = [run.best() for run in runs]
     columns = [
-        ("accuracy", _cells([run.last("accuracy") for run in runs], percent, max)),
-        ("best accuracy", _cells([b and b[0] for b in best], percent, max)),
-        ("ECE", _cells([run.last("ece") for run in runs], percent, min)),
-        ("NLL", _cells([run.last("nll") for run in runs], "{:.3f}".format, min)),
-        ("wrong labels righted", _cells([run.last("recovered") for run in runs], percent, max)),
-        ("images/s", _cells([run.last("images_per_s") for run in runs], "{:,.0f}".format, max)),
+        ("accuracy", cells([run.last("accuracy") for run in runs], percent, max)),
+        ("best accuracy", cells([b and b[0] for b in best], percent, max)),
+        ("ECE", cells([run.last("ece") for run in runs], percent, min)),
+        ("NLL", cells([run.last("nll") for run in runs], plain, min)),
+        ("wrong labels righted", cells([run.last("recovered") for run in runs], percent, max)),
+        ("images/s", cells([run.last("images_per_s") for run in runs], "{:,.0f}".format, max)),
     ]
     shown = dict(columns)
     if all(cell.text == ABSENT for cell in shown["wrong labels righted"]):
@@ -124,7 +151,7 @@ def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
         under_way = progress(run)
         name = f"{label}, {under_way}" if under_way else label
         method = str(run.field("method.name") or ABSENT)
-        rows.append([Cell(name), Cell(method), *(cells[k] for cells in shown.values())])
+        rows.append([Cell(name), Cell(method), *(column[k] for column in shown.values())])
     return ["run", "method", *shown], rows
 
 
@@ -132,8 +159,8 @@ def compare(runs: Sequence[Run], width: int = 80) -> Table:
     """The comparison for a terminal of `width` columns, without what has no room there."""
     titles, rows = comparison(runs)
     widths = {}
-    for title, cells in zip(titles, zip(*rows, strict=True), strict=True):
-        widths[title] = max(*map(len, title.split()), *(len(cell.text) for cell in cells))
+    for title, column in zip(titles, zip(*rows, strict=True), strict=True):
+        widths[title] = max(*map(len, title.split()), *(len(cell.text) for cell in column))
     whole_name = widths["run"]
     widths["run"] = min(whole_name, NAME_WIDTH)
     for title in LEAST_FIRST:
@@ -150,32 +177,8 @@ def compare(runs: Sequence[Run], width: int = 80) -> Table:
     return table
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.2f}%"
-
-
-def number(row: Metrics, key: str) -> float | None:
-    value = row.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def _room(widths: dict[str, int], width: int) -> int:
     return width - sum(widths.values()) - 2 * (len(widths) - 1)
-
-
-def _cells(
-    values: Sequence[float | None],
-    text: Callable[[float], str],
-    better: Callable[[Iterable[float]], float],
-) -> list[Cell]:
-    texts = [ABSENT if value is None else text(value) for value in values]
-    measured = [value for value in values if value is not None and math.isfinite(value)]
-    best = text(better(measured)) if len(measured) > 1 else None  # as shown: ties are all best
-    return [Cell(text, text == best) for text in texts]
 
 
 def _read_epochs(file: Path) -> list[Metrics]:

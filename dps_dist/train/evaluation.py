@@ -1,93 +1,201 @@
-"""Figures of trained runs on their evaluation split, each by itself and as an ensemble."""
+"""All figures of trained runs, and of their ensemble: what `dps evaluate` prints and writes.
 
-from collections.abc import Callable, Sequence
-from math import nan
+RUN/evaluation.json holds the figures, RUN/evaluation.npz the arrays that the report draws.
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from dps_dist.config import Config
-from dps_dist.data import manifest as manifests
-from dps_dist.data.hold_out import HOLD_OUT, Samples
-from dps_dist.data.hold_out import split as split_samples
-from dps_dist.data.loader import eval_loader
-from dps_dist.data.manifest import Manifest
-from dps_dist.data.order import EpochOrder
 from dps_dist.errors import InputError
-from dps_dist.evaluate.metrics import Tally
+from dps_dist.evaluate import dark_knowledge
+from dps_dist.evaluate.calibration import fit_temperature
+from dps_dist.evaluate.metrics import all_figures, reliability
+from dps_dist.train import elsewhere
+from dps_dist.train.checkpoint import complete
+from dps_dist.train.predict import Predicted, Progress, Shown, on_split, split_of
+from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, load
 
-ENSEMBLE = "ensemble"
+JSON, ARRAYS = "evaluation.json", "evaluation.npz"
+OF_TEMPERATURE = ("nll", "brier", "ece", "ece_10", "sce", "ace")  # what it changes
+
 Figures = dict[str, float]
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Evaluation:
+    """report: what evaluation.json holds; arrays: what evaluation.npz holds."""
+
+    run: Trained
+    predicted: Predicted
+    report: dict[str, Any]
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> Figures:
+        figures: Figures = self.report["figures"]
+        return figures
+
+    def write(self) -> None:
+        """Into the run's folder; each file is whole or not there."""
+        held = io.BytesIO()
+        np.savez_compressed(held, allow_pickle=False, **self.arrays)
+        storage = Storage(self.run.folder)
+        storage.write(ARRAYS, held.getvalue())
+        text = json.dumps(_finite(self.report), indent=1, allow_nan=False, ensure_ascii=False)
+        storage.write(JSON, f"{text}\n".encode())
+
+
 def evaluate(
     folders: Sequence[str],
     *,
     split: str | None = None,
+    on: Mapping[str, str] | None = None,
+    ood: Mapping[str, str] | None = None,
     device: torch.device | str = "cpu",
-    progress: Callable[[int, int], Any] = lambda done, of: None,
-) -> dict[str, Figures]:
-    """Accuracy, top-5, NLL, ECE of each run and, of several, of their mean softmax ("ensemble")."""
+    progress: Progress = lambda done, of: None,
+) -> list[Evaluation]:
+    """Each run on its evaluation split (or another), and on further data.
+
+    on: name → folder with the same classes, or with the .npy files of CIFAR-10-C or CIFAR-10-P.
+    ood: name → prepared folder of images that belong to none of the classes.
+    """
     runs = [load(folder, device) for folder in dict.fromkeys(folders)]
-    first = runs[0].config
-    shown, only = _split(first, split or first.evaluate.split)
+    shown = split_of(runs[0], split)
     for run in runs[1:]:
-        _check_alike(runs[0], run, of_held_out=only is not None)
-    loader = eval_loader(first, shown, device=device)
-    order = EpochOrder(
-        len(shown), first.data.batch_size, shuffle="none", drop_last=False, only=only
-    )
-    tallies = {run.folder: Tally(device=device) for run in runs}
-    together = Tally(device=device)
-    for number, batch in enumerate(loader.epoch(order), start=1):
-        logits = [run.model(batch.images) for run in runs]
-        for tally, own in zip(tallies.values(), logits, strict=True):
-            tally.add(own, batch.labels, batch.weight)
-        mean = torch.stack(logits).double().softmax(-1).mean(0)
-        together.add(mean.log(), batch.labels, batch.weight)  # whose softmax it is again
-        progress(number, order.steps)
-    figures = {folder: tally.figures() for folder, tally in tallies.items()}
-    return figures if len(runs) == 1 else {**figures, ENSEMBLE: together.figures()}
+        _check_alike(runs[0], run, of_held_out=shown.only is not None)
+    elsewhere.check(runs[0], shown, on or {}, ood or {})
+    return [_of_run(run, shown, split, on or {}, ood or {}, progress) for run in runs]
 
 
-def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and the sample's standard deviation; NaN of a single value."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, nan
-    return mean, (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+def ensemble(evaluations: Sequence[Evaluation]) -> Figures:
+    """Of the mean softmax of the runs."""
+    together = torch.stack([one.predicted.logits.double().softmax(-1) for one in evaluations])
+    # The logarithm of a probability has it for its softmax
+    return all_figures(together.mean(0).log(), evaluations[0].predicted.labels)
 
 
-def _split(config: Config, name: str) -> tuple[Manifest, Samples | None]:
-    """A prepared split and which of its samples: all, or those that were held out of training."""
-    if name != HOLD_OUT:
-        return manifests.read(config.data.path, name), None
-    train_set = manifests.read(config.data.path, "train")
-    data = config.data
-    held_out = split_samples(len(train_set), data.hold_out, data.hold_out_seed).held_out
-    if held_out is None:
-        raise InputError("--split is hold_out: the runs held nothing out; give val")
-    return train_set, held_out
+def _of_run(
+    run: Trained,
+    shown: Shown,
+    split: str | None,
+    on: Mapping[str, str],
+    ood: Mapping[str, str],
+    progress: Progress,
+) -> Evaluation:
+    predicted = on_split(run, shown, progress=progress)
+    report: dict[str, Any] = {
+        "run": run.name,
+        "epoch": run.moment.epoch,
+        "split": split or run.config.evaluate.split,
+        "samples": len(predicted.labels),
+        "class_names": list(shown.manifest.class_names),
+        "figures": all_figures(*predicted),
+        "reliability": reliability(*predicted),
+    }
+    if run.config.data.hold_out:
+        held_out = split_of(run, "hold_out")
+        _with_temperature(report, predicted, on_split(run, held_out))
+        report |= _ta_kl(run, predicted, held_out, shown, report["temperature"])
+    arrays = _dark_knowledge(report, run, shown, predicted)
+    further = {name: elsewhere.labelled(run, folder) for name, folder in on.items()}
+    further |= {name: elsewhere.foreign(run, folder, predicted) for name, folder in ood.items()}
+    if further:
+        report["on"] = further
+    return Evaluation(run, predicted, report, arrays)
+
+
+def _with_temperature(report: dict[str, Any], predicted: Predicted, held_out: Predicted) -> None:
+    temperature = fit_temperature(*held_out)
+    scaled = Predicted(predicted.logits / temperature, predicted.labels)
+    figures = all_figures(*scaled)
+    report["temperature"] = temperature
+    report["figures"] |= {f"{key}_ts": figures[key] for key in OF_TEMPERATURE}
+    report["reliability_ts"] = reliability(*scaled)
+
+
+def _ta_kl(
+    run: Trained, final: Predicted, held_out: Shown, shown: Shown, temperature: float
+) -> dict[str, Any]:
+    """How far the predictions of earlier epochs are from the last, each at its own temperature."""
+    found = [one for one in complete(Storage(run.folder)) if one.moment.position == 0]
+    earlier = sorted({one.moment.epoch: one.name for one in found}.items())
+    values = {}
+    for epoch, name in earlier:
+        if epoch >= run.moment.epoch:
+            continue
+        before = load(run.folder, next(run.model.parameters()).device, name)
+        own = fit_temperature(*on_split(before, held_out))
+        logits = on_split(before, shown).logits
+        values[epoch] = dark_knowledge.ta_kl(final.logits, logits, temperature, own)
+    if not values:
+        return {}
+    return {"ta_kl": {"epochs": list(values), "value": list(values.values())}}
+
+
+def _dark_knowledge(
+    report: dict[str, Any], run: Trained, shown: Shown, predicted: Predicted
+) -> dict[str, NDArray[Any]]:
+    """μ and δ, and the penultimate features of three similar and of three dissimilar classes."""
+    p = predicted.logits.softmax(-1)
+    mu = dark_knowledge.mean_predictions(p, predicted.labels)
+    report["delta"] = dict(dark_knowledge.deviations(p, predicted.labels, mu))
+    arrays: dict[str, NDArray[Any]] = {"mu": mu.float().numpy()}
+    if int(mu.isfinite().all(1).sum()) < 3:  # classes that there are samples of
+        return arrays
+    report["projection"] = {}
+    templates = run.model.head.weight.detach().float().cpu()
+    labels = np.asarray(shown.manifest.clean_labels)
+    for name, three in zip(
+        ("similar", "dissimilar"), dark_knowledge.similar_and_dissimilar(mu), strict=True
+    ):
+        samples = np.flatnonzero(np.isin(labels, three)).astype(np.int32)
+        if shown.only is not None:
+            samples = np.intersect1d(samples, shown.only)
+        if not len(samples):
+            continue
+        features = on_split(run, Shown(shown.manifest, samples), of=run.model.embed)
+        plane = dark_knowledge.projection(features.logits, templates[list(three)])
+        report["projection"][name] = {"classes": [int(k) for k in three]}
+        arrays[name] = plane.float().numpy()
+        arrays[f"{name}_class"] = features.labels.numpy()
+    return arrays
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: what is not finite is null there."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _check_alike(first: Trained, other: Trained, of_held_out: bool) -> None:
     """Refuse runs that cannot be shown the same images."""
-    one, two = (_seen(run.config, of_held_out) for run in (first, other))
-    for field in one:
-        if one[field] != two[field]:
+    one, two = (_seen(run, of_held_out) for run in (first, other))
+    for what in one:
+        if one[what] != two[what]:
             raise InputError(
-                f"{other.folder} has {field} {two[field]} and {first.folder} {one[field]}: "
+                f"{other.folder} has {what} {two[what]} and {first.folder} {one[what]}: "
                 "evaluate runs on the same data together"
             )
 
 
-def _seen(config: Config, of_held_out: bool) -> dict[str, Any]:
+def _seen(run: Trained, of_held_out: bool) -> dict[str, Any]:
     """What decides which images evaluation shows."""
-    data = config.data
+    data = run.config.data
     seen = {
-        "data.path": data.path,
+        "data.path": str(Path(data.path)),
         "data.mean": data.mean,
         "data.std": data.std,
         "data.eval_crop": data.eval_crop,

@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from dps_dist.data.loader import resolution_at
 from dps_dist.data.manifest import Manifest
 from dps_dist.errors import InputError
 from dps_dist.methods.base import Teacher
-from dps_dist.train.checkpoint import complete, open_checkpoint
+from dps_dist.train.checkpoint import Moment, Opened, complete, open_checkpoint
 from dps_dist.train.storage import Storage
 
 CONFIG = "config.yaml"
@@ -33,6 +32,11 @@ class Trained:
     config: Config
     model: models.Classifier
     data: dict[str, int]
+    moment: Moment
+
+    @property
+    def name(self) -> str:
+        return Storage(self.folder).name
 
 
 def read_config(storage: Storage) -> Config:
@@ -47,11 +51,14 @@ def read_config(storage: Storage) -> Config:
     return recipes.resolve(recipes.parse(text, str(storage)), where=str(storage / CONFIG))
 
 
-def load(folder: str | Path, device: torch.device | str = "cpu") -> Trained:
-    """The model of the run's newest checkpoint; its targets are not read."""
+def load(
+    folder: str | Path, device: torch.device | str = "cpu", checkpoint: str | None = None
+) -> Trained:
+    """The model of the run's newest checkpoint, or of a named one; its targets are not read."""
     storage = Storage(folder)
     config = read_config(storage)
-    state = _newest_state(storage)
+    opened = _newest(storage) if checkpoint is None else _open(storage, checkpoint)
+    state = opened.state
     weights = dict(state["model"])
     if state["ema"] is not None:
         weights |= {**state["ema"]["parameters"], **state["ema"]["buffers"]}
@@ -62,19 +69,24 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Trained:
     model.load_state_dict(weights)
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = model.to(device, memory_format=layout).eval()  # type: ignore[call-overload]
-    return Trained(str(folder), config, model.requires_grad_(False), state["data"])
+    model = model.requires_grad_(False)
+    return Trained(str(folder), config, model, state["data"], opened.moment)
 
 
-def _newest_state(storage: Storage) -> dict[str, Any]:
-    """Of the newest checkpoint whose state is whole."""
+def _newest(storage: Storage) -> Opened:
+    """The newest checkpoint whose state is whole."""
     failure = InputError(f"{storage} has no checkpoint: train it for an epoch first")
     for found in complete(storage):
-        with tempfile.TemporaryDirectory(prefix="dps-") as scratch:
-            try:
-                return open_checkpoint(storage, found.name, Path(scratch), targets=False).state
-            except InputError as error:
-                failure = error
+        try:
+            return _open(storage, found.name)
+        except InputError as error:
+            failure = error
     raise failure
+
+
+def _open(storage: Storage, name: str) -> Opened:
+    with tempfile.TemporaryDirectory(prefix="dps-") as scratch:
+        return open_checkpoint(storage, name, Path(scratch), targets=False)
 
 
 def names_sum(data: Manifest) -> int:

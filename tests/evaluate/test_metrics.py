@@ -13,17 +13,9 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 
 from dps_dist.errors import InputError
 from dps_dist.evaluate.metrics import Tally, figures_of
+from tests.evaluate.samples import rows, tied_rows
 
 NAMES = ("accuracy", "top5", "nll", "ece")
-
-
-def rows(n, classes, seed=0, scale=3.0, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    logits = scale * torch.randn(n, classes, generator=generator)
-    likely = logits.argmax(1)
-    anything = torch.randint(classes, (n,), generator=generator)
-    right = torch.rand(n, generator=generator) < 0.6
-    return logits.to(dtype), torch.where(right, likely, anything)
 
 
 def naive(logits, labels, weight=None, bins=15):
@@ -143,23 +135,6 @@ def test_nan_logits_are_not_right():
         assert math.isnan(figures["nll"])
         assert math.isnan(figures["ece"])
     assert figures_of(torch.full((8, 8), math.nan), torch.arange(8))["top5"] == 0
-
-
-# Few different values, so that most rows have ties
-tied_rows = st.integers(2, 9).flatmap(
-    lambda classes: st.lists(
-        st.tuples(
-            st.lists(
-                st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 40.0]),
-                min_size=classes,
-                max_size=classes,
-            ),
-            st.integers(0, classes - 1),
-        ),
-        min_size=1,
-        max_size=20,
-    )
-)
 
 
 @settings(max_examples=200)

@@ -1,61 +1,21 @@
 """Run folders → table, curves, page: the files' numbers, whatever the files hold."""
 
 import io
-import json
 import subprocess
 import sys
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 from rich.console import Console
 
 from dps_dist.config import Config
 from dps_dist.errors import InputError
-from dps_dist.recipes import resolve
 from dps_dist.report import html, plots, tables
+from tests.report.folders import epoch, write_run
+from tests.report.pages import Page, assert_self_contained
 
 NASTY = '<script>alert("x")</script> [bold]b[/] $\\frac$ & _c'
-VERSIONS = {"dps_dist": "0.1.0", "python": "3.11.7", "torch": "2.15.0", "revision": "3f9c2ab"}
-
-
-def epoch(k, **changes):
-    row = {
-        "epoch": k, "step": 18 * k, "lr": 0.008, "train_loss": 2 / k, "train_accuracy": 0.58,
-        "accuracy": 0.9 + k / 1000, "top5": 0.999, "nll": 0.4 - k / 100, "ece": 0.2 / k,
-        "images_per_s": 5000.0 + k, "seconds": 0.3, "workers": 2,
-    }  # fmt: skip
-    return {key: value for key, value in (row | changes).items() if value is not None}
-
-
-def write_run(folder, epochs, name=None, finished=True, config=None, run=None):
-    folder.mkdir(parents=True)
-    fields = resolve({"method": {"name": "dps"}, **(config or {})}, where="test").model_dump(
-        mode="json"
-    )
-    about = {"name": name or folder.name, "created": "2026-11-16T11:40:12Z", **VERSIONS}
-    about |= {"command": f"dps train digits --name '{name or folder.name}'", **(run or {})}
-    (folder / "config.yaml").write_text(yaml.safe_dump({**fields, "run": about}, sort_keys=False))
-    lines = [json.dumps(row) + "\n" for row in epochs]
-    (folder / "metrics.jsonl").write_text("".join(lines))
-    if finished:
-        last = {
-            key: epochs[-1].get(key) for key in ("accuracy", "ece", "nll", "top5", "images_per_s")
-        }
-        summary = {
-            "run": folder.name,
-            "folder": str(folder),
-            "method": "dps",
-            "seconds": 12.0,
-            **last,
-        }
-        summary |= {"best_accuracy": 0.9876, "best_epoch": 3, "epochs": len(epochs)}
-        if "recovered" in epochs[-1]:
-            summary["recovered"] = epochs[-1]["recovered"]
-        (folder / "summary.json").write_text(json.dumps(summary))
-    return folder
 
 
 @pytest.fixture
@@ -73,46 +33,11 @@ def two(tmp_path, one):
     ]
 
 
-class Page(HTMLParser):
-    """Tags with their attributes, and the text outside style."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.text, self._style = [], "", False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._style = tag == "style"
-
-    def handle_endtag(self, tag):
-        self._style = False
-
-    def handle_data(self, data):
-        self.text += "" if self._style else data
-
-    def ids(self):
-        return [attrs["id"] for _, attrs in self.tags if "id" in attrs]
-
-
 def in_terminal(runs, width=200):
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system="standard")
     console.print(tables.compare(runs, width))
     return file.getvalue()
-
-
-def assert_self_contained(text):
-    page = Page(text)
-    for tag, attrs in page.tags:
-        assert tag not in ("script", "img", "iframe", "object", "embed"), tag
-        for name in ("src", "href", "xlink:href", "srcset", "data", "action"):
-            assert (attrs.get(name) or "#").startswith(("#", "data:")), (tag, attrs)
-        assert not any(name.startswith("on") for name in attrs), (tag, attrs)
-    assert "@import" not in text and text.count("url(") == text.count("url(#")
-    assert len(page.ids()) == len(set(page.ids()))
-    named = {attrs["href"][1:] for _, attrs in page.tags if attrs.get("href", "").startswith("#")}
-    assert named <= set(page.ids())
 
 
 def test_reads_a_run(one):
@@ -215,7 +140,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
 def test_page_of_one_run(one):
     out = html.write([one], html.default_out([one]))
     assert out == one.folder / "report/index.html"
-    assert [file.name for file in out.parent.iterdir()] == ["index.html"]
+    assert sorted(file.name for file in out.parent.iterdir()) == ["figures", "index.html"]
     text = out.read_text()
     assert_self_contained(text)
     page = Page(text)

@@ -1,0 +1,118 @@
+"""The labels that the evidence leaves furthest, with their images: one page, no network, no script.
+
+It has the look of the report, `html.py`.
+"""
+
+from base64 import b64encode
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from dps_dist.data.pictures import LEAST_SIDE, pictures
+from dps_dist.errors import InputError
+from dps_dist.report import write_whole
+from dps_dist.report.audit import agreement, suggestions
+from dps_dist.report.css import css
+from dps_dist.report.markup import paragraph, section, tiles
+from dps_dist.report.values import Cell, percent
+from dps_dist.train.storage import Storage
+from dps_dist.train.trained import read_config
+
+SIDE = 192  # pixels of a picture, at most
+
+BARS = """
+.bar { display: grid; grid-template-columns: 1fr 3.2rem; gap: .4rem; align-items: center;
+  width: 100%; max-width: 9rem; font-size: .8rem; font-variant-numeric: tabular-nums; }
+.bar span { height: .5rem; border-radius: 2px; background: var(--line); }
+.bar span i { display: block; height: 100%; border-radius: 2px; min-width: 1px; }
+.given { background: var(--run1); }
+.suggested { background: var(--run0); }
+"""
+
+
+def write(run: str | Path, table: pa.Table, out: str | Path, top: int = 100) -> Path:
+    """The page of the `top` suggestions of a ranking that `audit.rank` made of the run."""
+    out = Path(out)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--html is {out}: give a page's name, such as audit.html")
+    if top < 1:
+        raise InputError(f"--top is {top}: give 1 or more")
+    storage = Storage(run)
+    data = read_config(storage).data
+    rows = suggestions(table).slice(0, top).to_pylist()
+    images = pictures(data, "train", [row["index"] for row in rows], SIDE)
+    text = page(storage.name, table, rows, images, photos=data.resolution > LEAST_SIDE)
+    return write_whole(out, text.encode("utf-8", "backslashreplace"))
+
+
+def page(
+    name: str,
+    table: pa.Table,
+    rows: list[dict[str, Any]],
+    images: list[bytes],
+    photos: bool = False,
+) -> str:
+    """The page of some of a ranking's rows and their PNGs; photos are scaled smoothly."""
+    title = f"Labels to look at: {name}"
+    cards = "".join(_card(row, image, photos) for row, image in zip(rows, images, strict=True))
+    shown = f'<ol class="samples">\n{cards}</ol>\n' if rows else ""
+    note = (
+        "The evidence is the discounted mean of the model's own predictions for a sample. Shown "
+        f"are the {len(rows)} samples where it prefers another class to the label by most: "
+        "given label → suggested label, the evidence for each, and the score, their difference."
+        if rows
+        else "The evidence of every sample is greatest at its label: there is nothing to suggest."
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{css()}{BARS}</style>
+</head>
+<body>
+<header>
+<h1>{escape(title)}</h1>
+</header>
+<main>
+{section("All labels", _counts(table))}{section("Samples", paragraph(note), shown)}</main>
+</body>
+</html>
+"""
+
+
+def _counts(table: pa.Table) -> str:
+    found = agreement(table)
+    titles, cells = ["samples", "labels agreed with"], [f"{found['samples']:,}"]
+    cells.append(percent(found["agree"]))
+    for threshold, count in found["suggested"].items():
+        titles.append(f"score above {threshold:g}")
+        cells.append(f"{count:,}")
+    return tiles(titles, [Cell(text) for text in cells])
+
+
+def _card(row: dict[str, Any], image: bytes, photo: bool) -> str:
+    given, suggested = escape(row["label_name"]), escape(row["suggested_name"])
+    return (
+        f'<li><img class="{"photo" if photo else "pixels"}" loading="lazy" '
+        f'alt="sample {row["index"]}, labelled {given}" '
+        f'src="data:image/png;base64,{b64encode(image).decode()}">\n'
+        f"<b>{given} → {suggested}</b>\n"
+        f"{_bar('given', row['label_evidence'])}{_bar('suggested', row['suggested_evidence'])}"
+        f'<span class="soft">score {row["score"]:.3f}, {row["visits"]} visits</span>\n'
+        f'<span class="soft">{row["index"]}: {escape(row["path"])}</span></li>\n'
+    )
+
+
+def _bar(kind: str, share: float) -> str:
+    width = f"{100 * share:.1f}%"
+    return (
+        f'<div class="bar" title="evidence for the {kind} label"><span><i class="{kind}" '
+        f'style="width:{width}"></i></span>{width}</div>\n'
+    )

@@ -1,0 +1,86 @@
+"""The page's parts: sections, tables, tiles, legends. All text is escaped here."""
+
+import re
+from collections.abc import Sequence
+from html import escape
+
+from dps_dist.report.drawing import colour, dash
+from dps_dist.report.values import Cell
+
+
+def section(title: str, *parts: str) -> str:
+    """Nothing, where there is nothing in it."""
+    if not any(parts):
+        return ""
+    return f"<section>\n<h2>{escape(title)}</h2>\n{''.join(parts)}</section>\n"
+
+
+def heading(text: str) -> str:
+    return f"<h3>{escape(text)}</h3>\n"
+
+
+def paragraph(text: str) -> str:
+    """Soft; what stands between ` is code."""
+    shown = re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
+    return f'<p class="soft">{shown}</p>\n'
+
+
+def details(summary: str, inner: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>\n{inner}</details>\n"
+
+
+def tiles(titles: Sequence[str], cells: Sequence[Cell]) -> str:
+    """One run's figures: there is nothing to compare, so they need not stand in columns."""
+    pairs = [
+        f"<div><dt>{escape(title)}</dt><dd>{escape(cell.text)}</dd></div>\n"
+        for title, cell in zip(titles, cells, strict=True)
+    ]
+    return f'<dl class="tiles">\n{"".join(pairs)}</dl>\n'
+
+
+def table(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    text_columns: int,
+    marked: int | None = None,
+) -> str:
+    """`text_columns`: how many stand left; the others are numbers. `marked`: one in a box."""
+
+    def row(tag: str, cells: Sequence[Cell]) -> str:
+        written = []
+        for k, cell in enumerate(cells):
+            name = "th" if k == 0 or tag == "th" else "td"
+            scope = ' scope="col"' if tag == "th" else ' scope="row"' if k == 0 else ""
+            looks = [
+                *(["number"] if k >= text_columns else []),
+                *(["boxed"] if k == marked else []),
+            ]
+            look = f' class="{" ".join(looks)}"' if looks else ""
+            text = re.sub(r"\.(?=[a-z])", ".<wbr>", escape(cell.text))  # fields may be broken there
+            text = f"<b>{text}</b>" if cell.best else text
+            text += f'<span class="soft">{escape(cell.note)}</span>' if cell.note else ""
+            written.append(f"<{name}{scope}{look}>{text}</{name}>")
+        return f"<tr>{''.join(written)}</tr>\n"
+
+    head, body = row("th", [Cell(title) for title in titles]), "".join(row("td", r) for r in rows)
+    return (
+        '<div class="scroll" tabindex="0"><table>\n'
+        f"<thead>\n{head}</thead>\n<tbody>\n{body}</tbody>\n</table></div>\n"
+    )
+
+
+def legend(names: Sequence[str]) -> str:
+    """Which line is whose; nothing, where there is but one."""
+    if len(names) < 2:
+        return ""
+    entries = [f"<li>{_swatch(k)}{escape(name)}</li>" for k, name in enumerate(names)]
+    return f'<ul class="legend">{"".join(entries)}</ul>\n'
+
+
+def _swatch(k: int) -> str:
+    style = dash(k)
+    dashes = "" if isinstance(style, str) else " ".join(str(2 * length) for length in style[1])
+    return (
+        '<svg class="swatch" viewBox="0 0 28 8" aria-hidden="true"><line x1="0" y1="4" x2="28" '
+        f'y2="4" stroke-width="3" stroke-dasharray="{dashes}" style="stroke:{colour(k)}"/></svg>'
+    )

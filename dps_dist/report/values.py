@@ -1,0 +1,59 @@
+"""Numbers that files may hold in any state: read, checked, written out."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+ABSENT = "–"
+Array = npt.NDArray[np.float64]
+
+
+class Cell(NamedTuple):
+    text: str
+    best: bool = False
+    note: str = ""  # below it, softly
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f}%"
+
+
+def plain(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def number(row: dict[str, Any], key: str) -> float | None:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def array(value: Any, length: int | None = None) -> Array | None:
+    """A list of numbers, NaN for null; none where it is no such list, or not of `length`."""
+    if not isinstance(value, list) or length not in (None, len(value)) or not value:
+        return None
+    if not all(isinstance(x, int | float | None) for x in value):
+        return None
+    return np.array([math.nan if x is None else x for x in value], float)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def cells(
+    values: Sequence[float | None],
+    text: Callable[[float], str],
+    better: Callable[[Iterable[float]], float],
+) -> list[Cell]:
+    """Written out; where several are measured, the best is marked, as shown: ties are all best."""
+    texts = [ABSENT if value is None else text(value) for value in values]
+    measured = [value for value in values if value is not None and math.isfinite(value)]
+    best = text(better(measured)) if len(measured) > 1 else None
+    return [Cell(text, text == best) for text in texts]

@@ -1,0 +1,121 @@
+"""The card of an exported model: what it is, how it was made and measured, how to load it."""
+
+import json
+from typing import Any
+
+from dps_dist import models
+from dps_dist.config import Config
+from dps_dist.data import manifest as manifests
+from dps_dist.errors import InputError
+from dps_dist.train.storage import Storage
+from dps_dist.train.trained import Trained, names_sum
+
+SUMMARY = "summary.json"
+MEASURED = ("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts")
+
+
+def card(trained: Trained, storage: Storage) -> str:
+    """README.md of an export: what the model is, how good, and how it is loaded."""
+    config, classes = trained.config, trained.data["classes"]
+    data, (figures, split) = config.data, _figures(storage, config.evaluate.split)
+    noise = f" with {data.noise.rate:.0%} {data.noise.kind} label noise"
+    parts = [
+        f"# {storage.name}",
+        f"{config.model.name}, trained with the method {config.method.name} on {data.source}"
+        f"{noise if data.noise.kind != 'none' else ''}: {classes} classes, {config.train.epochs} "
+        f"epochs, batches of {data.batch_size}. `config.yaml` is the recipe: "
+        "`dps train config.yaml` runs it again.",
+    ]
+    if figures:
+        rows = [f"| {name} | {value:.4g} |" for name, value in figures.items()]
+        parts += ["## Figures", "\n".join([f"| {split} | |", "|---|---|", *rows])]
+    if temperature := figures.get("temperature"):
+        parts.append(
+            f"For calibrated probabilities divide the logits by the temperature {temperature:.4g}, "
+            "which was fitted on samples that were held out of training."
+        )
+    parts += ["## Loading", f"```python\n{loading(config, classes)}```", "## Classes"]
+    parts.append(_classes(trained))
+    return "\n\n".join(parts) + "\n"
+
+
+def _figures(storage: Storage, split: str) -> tuple[dict[str, float], str]:
+    """What `dps evaluate` found, or else the run itself at its end; and on which split."""
+    facts, summary = (_json(storage, name) for name in ("evaluation.json", SUMMARY))
+    if "figures" not in facts:
+        return _numbers({key: summary.get(key) for key in MEASURED}), split
+    found = _numbers(facts["figures"]) | _numbers({"temperature": facts.get("temperature")})
+    for name, own in facts.get("on", {}).items():
+        found |= {f"{key} on {name}": value for key, value in _numbers(own).items()}
+    return found, str(facts.get("split", split))
+
+
+def _json(storage: Storage, name: str) -> dict[str, Any]:
+    """An object of the run's folder; {} if it is not there."""
+    try:
+        content = json.loads(storage.read(name))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _numbers(content: dict[str, Any]) -> dict[str, float]:
+    return {
+        key: value
+        for key, value in content.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def loading(config: Config, classes: int, file: str = "model.safetensors") -> str:
+    """Python that loads the model and prepares an image: plain torchvision where it has the model.
+
+    3x3 stems, which torchvision lacks, take two lines.
+    """
+    name, data = config.model.name, config.data
+    row, side = models.MODELS[name], data.eval_resolution or data.resolution
+    own = "torchvision"
+    if name == "densenet264":
+        made = f"torchvision.models.DenseNet(32, (6, 12, 64, 48), 64, num_classes={classes})"
+    elif name == "vit_b_16":
+        made = f"torchvision.models.{name}(num_classes={classes}, image_size={data.resolution})"
+    elif row.published is not None:
+        made = f"torchvision.models.{name}(num_classes={classes})"
+    else:
+        own, made = "dps_dist.models", f'dps_dist.models.build("{name}", {classes})'
+    stem = []
+    if own == "torchvision" and config.model.stem == "3x3":
+        dense = name.startswith("densenet")
+        first, pool = ("features.conv0", "features.pool0") if dense else ("conv1", "maxpool")
+        stem = [
+            f"model.{first} = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False)",
+            f"model.{pool} = torch.nn.Identity()",
+        ]
+    whole = config.augment.crop == "pad" and data.eval_crop == 1
+    larger = f"v2.Resize({round(side / data.eval_crop)}), v2.CenterCrop({side})"
+    lines = [
+        f"import torch, {own}",
+        "from safetensors.torch import load_file",
+        "from torchvision.transforms import v2",
+        "",
+        f"model = {made}",
+        *stem,
+        f'model.load_state_dict(load_file("{file}"))',
+        "model.eval()",
+        f"size = [{f'v2.Resize(({side}, {side}))' if whole else larger}]",
+        "pixels = [v2.ToImage(), *size, v2.ToDtype(torch.float32, scale=True)]",
+        f"prepare = v2.Compose([*pixels, v2.Normalize({list(data.mean)}, {list(data.std)})])",
+        "# probabilities = model(prepare(image)[None]).softmax(-1), image an RGB PIL image",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _classes(trained: Trained) -> str:
+    """The classes by number; only how many where the data are not there to tell their names."""
+    try:
+        data = manifests.read(trained.config.data.path, "train")
+    except InputError:
+        data = None
+    if data is None or names_sum(data) != trained.data.get("sum of class names"):
+        return f"{trained.data['classes']}; their names were not at hand when this was exported."
+    return "\n".join(f"{number}. {name}" for number, name in enumerate(data.class_names))

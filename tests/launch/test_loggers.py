@@ -1,0 +1,113 @@
+"""Loggers hear the same rows under the same keys; each is read back by its own means."""
+
+import json
+import struct
+
+import pytest
+
+from dps_dist import recipes
+from dps_dist.errors import InputError
+from dps_dist.launch import loggers
+from dps_dist.launch.loggers import Loggers
+from dps_dist.launch.runs import Run
+from dps_dist.train.storage import Storage
+
+ROWS = [
+    {"epoch": 1, "step": 18, "train_loss": 1.5, "accuracy": 0.5, "nll": float("nan"), "workers": 2},
+    {"epoch": 2, "step": 36, "train_loss": 0.75, "accuracy": 0.75, "nll": 0.5, "workers": 2},
+]
+START = {"kind": "start", "step": 0, "run": "run"}
+
+
+def run_with(folder, *names):
+    config = recipes.load("digits", [f"launch.loggers=[{', '.join(names)}]"])
+    return Run(config, Storage(folder / "run"), is_new=True)
+
+
+def told(run, *events):
+    heard = Loggers(run)
+    for event in events:
+        heard.hear(event)
+    heard.close()
+
+
+def epoch(row):
+    return {"kind": "epoch", **row}
+
+
+def numbers(row):
+    return {key: value for key, value in row.items() if key != "step" and value == value}
+
+
+def scalars(folder):
+    """{step: {key: value}} of event files: length, its sum, event, its sum; and so on."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for file in sorted(folder.glob("events.out.*")):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            if event.session_log.status == 1:  # a restart: what came at this step and later is gone
+                found = {step: row for step, row in found.items() if step < event.step}
+            for value in event.summary.value:
+                found.setdefault(event.step, {})[value.tag] = value.simple_value
+            data = data[16 + length :]
+    return found
+
+
+def test_tensorboard_holds_every_number(tmp_path):
+    told(run_with(tmp_path), START, *map(epoch, ROWS), {"kind": "progress", "loss": 1.0})
+    assert scalars(tmp_path / "run/tensorboard") == {row["step"]: numbers(row) for row in ROWS}
+
+
+def test_tensorboard_forgets_what_a_restart_makes_anew(tmp_path):
+    run = run_with(tmp_path)
+    again = {**ROWS[1], "accuracy": 0.875}
+    told(run, START, *map(epoch, ROWS), {**START, "step": 18}, epoch(again))
+    assert scalars(tmp_path / "run/tensorboard") == {18: numbers(ROWS[0]), 36: numbers(again)}
+
+
+def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
+    config = recipes.load("digits", ["launch.loggers=[wandb]"])
+    monkeypatch.setattr(loggers, "find_spec", lambda name: None if name == "wandb" else object())
+    with pytest.raises(InputError, match=r"launch.loggers holds wandb: .* 'dps_dist\[wandb\]'"):
+        loggers.check(config)
+    loggers.check(recipes.load("digits"))
+
+
+def test_the_configuration_is_flat(tmp_path):
+    flat = dict(loggers.flat(run_with(tmp_path).config))
+    assert flat["method.gamma"] == 0.85 and flat["train.checkpoint.keep_last"] == 2
+
+
+def test_mlflow(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="an extra of dps_dist")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    run = run_with(tmp_path, "mlflow")
+    told(run, START, epoch(ROWS[0]))
+    told(run, {**START, "step": 18}, epoch(ROWS[1]))  # resumed: the same run
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("dps_dist")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.data.params["method.gamma"] == "0.85" and found.info.status == "FINISHED"
+    for row in ROWS:
+        for key, value in numbers(row).items():
+            history = {m.step: m.value for m in client.get_metric_history(found.info.run_id, key)}
+            assert history[row["step"]] == value
+
+
+def test_wandb(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="an extra of dps_dist")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = run_with(tmp_path, "wandb")
+    (tmp_path / "run").mkdir()
+    told(run, START, *map(epoch, ROWS))
+    (kept,) = (tmp_path / "run/wandb").glob("offline-run-*")
+    summary = next(kept.rglob("wandb-summary.json"), None)
+    assert list(kept.glob("*.wandb"))
+    if summary is not None:
+        assert json.loads(summary.read_text())["accuracy"] == ROWS[1]["accuracy"]

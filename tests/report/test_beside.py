@@ -1,0 +1,116 @@
+"""What stands beside a run's own figures: the paper's, the samples' images, other runs."""
+
+import re
+import sys
+
+import pytest
+
+from dps_dist import recipes
+from dps_dist.errors import InputError
+from dps_dist.report import html, tables
+from dps_dist.report.sections.paper import recipe_of
+from tests.report.folders import NASTY, epoch, evaluate, evaluation, rows, write_run
+from tests.report.pages import Page, assert_self_contained, cells, titles
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+def test_the_paper_stands_in_its_own_column(tmp_path):
+    config = recipes.load("cifar10-resnet18").model_dump(mode="json")
+    run = {"command": "dps train --set train.seed=3 cifar10-resnet18 --name x"}
+    folder = evaluate(write_run(tmp_path / "a", rows(), config=config, run=run))
+    text = html.page([tables.read(folder)])
+    shown = cells(text, "Beside the paper")
+    assert shown[0] == ["", "this run", "the paper says"]
+    found = {row[0]: row[1:] for row in shown[1:]}
+    assert found["accuracyTest accuracy: CIFAR-10, ResNet-18, DPS"] == ["97.32%", "94.88 ± 0.06%"]
+    corrupted = "accuracy on CIFAR-10-CCIFAR-10-C and CIFAR-10-P: ResNet-18, C DPS"
+    assert found[corrupted][1] == "74.88 ± 0.28%"
+    perturbed = "mFP on CIFAR-10-PCIFAR-10-C and CIFAR-10-P: ResNet-18, P DPS"
+    assert found[perturbed] == ["6.12%", "6.09 ± 0.08%"]
+    theirs = [row[2] for row in shown[1:]]
+    boxed = re.findall(r'<td class="number boxed">(.*?)</td>', text)
+    assert boxed == theirs and "differs from the recipe" not in text
+    assert text.count("94.88 ±") == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "shown"),
+    [
+        ("cifar10-resnet18", [], True),
+        ("cifar10-resnet18", ["train.epochs=7"], True),
+        ("cifar10-resnet18", ["method.name=baseline"], False),
+        ("cifar10-resnet18", ["model.name=small_cnn"], False),
+        ("digits", [], False),
+    ],
+)
+def test_only_a_run_of_the_papers_row_stands_beside_it(tmp_path, recipe, settings, shown):
+    config = recipes.load(recipe, settings).model_dump(mode="json")
+    run = {"command": f"dps train {recipe}"}
+    text = html.page([tables.read(write_run(tmp_path / "a", rows(), config=config, run=run))])
+    assert ("Beside the paper" in titles(text)) == shown
+    assert ("train.epochs is 7 instead of" in text) == ("train.epochs=7" in settings)
+
+
+@pytest.mark.parametrize(
+    ("command", "recipe"),
+    [
+        ("dps train digits --name x", "digits"),
+        ("dps train --name train --set a.b=c my.yaml", "my.yaml"),
+        (["/usr/bin/dps", "train", "digits"], "digits"),
+        ("dps train --name x", None),
+        ("python sweep.py", None),
+        ("dps train 'unclosed", None),
+        (None, None),
+        (7, None),
+    ],
+)
+def test_recipe_of_a_command(command, recipe):
+    run = tables.Run(None, "x", {"run": {"command": command}}, [epoch(1)], None)
+    assert recipe_of(run) == recipe
+
+
+def test_most_changed_samples_have_images(evaluated, audited):
+    text = html.page([evaluated])
+    assert_self_contained(text)
+    page = Page(text)
+    images = [attrs for tag, attrs in page.tags if tag == "img"]
+    assert [image["alt"] for image in images] == [
+        "sample 1234, labelled one",
+        "sample 7, labelled two",
+    ]
+    assert all(image["src"].startswith("data:image/png;base64,") for image in images)
+    assert audited == [("data/digits", "train", [1234, 7], 96)]
+    assert f"one → {NASTY}" in page.text and "evidence 0.912 against 0.0123" in page.text
+
+
+def test_without_evidence_one_line_says_why(evaluated, audited, monkeypatch):
+    def refuse(run):
+        raise InputError("baseline keeps no evidence")
+
+    monkeypatch.setattr(sys.modules["dps_dist.report.audit"], "rank", refuse)
+    page = Page(html.page([evaluated]))
+    assert "none are shown, because baseline keeps no evidence" in page.text
+    assert not any(tag == "img" for tag, _ in page.tags)
+
+
+def test_different_data_are_refused(tmp_path):
+    def run(name, data, facts=None):
+        folder = write_run(tmp_path / name, rows(), config={"data": data})
+        return tables.read(evaluate(folder, facts) if facts else folder)
+
+    digits = run("a", {})
+    folder = run("b", {"source": "imagefolder", "path": "data/cats"})
+    with pytest.raises(InputError) as refused:
+        html.page([digits, folder])
+    for part in (str(digits.folder), str(folder.folder), "digits", "data/cats"):
+        assert part in str(refused.value)
+    with pytest.raises(InputError, match="different data sets"):
+        html.page([folder, run("c", {"source": "imagefolder", "path": "data/dogs"})])
+    html.page([folder, run("d", {"source": "imagefolder", "path": "/mnt/cats"})])
+    known = [run("e", {"source": "imagefolder", "path": p}, evaluation()) for p in ("x",)]
+    known.append(run("f", {"source": "imagefolder", "path": "y"}, evaluation()))
+    html.page(known)
+    other = run("g", {"source": "imagefolder", "path": "x"}, evaluation(names=list("abcdefghij")))
+    with pytest.raises(InputError, match="different data sets"):
+        html.page([known[0], other])

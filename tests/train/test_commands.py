@@ -1,0 +1,75 @@
+"""`dps audit` and `dps export` as they are typed, on a real run."""
+
+import shutil
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file
+
+from dps_dist import recipes
+from dps_dist.cli import main
+from dps_dist.data import manifest as manifests
+from dps_dist.train.trained import load
+from tests.train.runs import trained
+
+NOISE = ["data.noise={kind: symmetric, rate: .4}", "method.tau=.8", "train.epochs=12"]
+
+
+@pytest.fixture(scope="module")
+def data(digits, tmp_path_factory):
+    """A copy of the digits, as a corrected manifest will be written beside them."""
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    shutil.copytree(digits, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def noisy(ranks, settings, data, tmp_path_factory):
+    """A run with DPS on labels of which 40% were redrawn."""
+    folder = tmp_path_factory.mktemp("noisy")
+    config = settings(f"data.path={data}", *NOISE)
+    (folder / "config.yaml").write_text(recipes.as_yaml(config))
+    trained(ranks, config, folder, 2)
+    return folder
+
+
+@pytest.fixture
+def dps(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["dps", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code or 0, capsys.readouterr()
+
+    return run
+
+
+def test_audit(dps, noisy, data, tmp_path):
+    code, said = dps("audit", noisy, "--html", "wrong.html", "--top", 20, "--fix")
+    assert code == 0, said.err
+    table = pq.read_table(noisy / "audit.parquet")
+    assert table.num_rows == 1200 and "1,200 samples" in said.out
+    assert (tmp_path / "wrong.html").read_text().count("<img") == 20
+    corrected = pq.read_table(data / "train.corrected.parquet")["label"].to_numpy()
+    given, clean = table["label"].to_numpy(), manifests.read(data, "train").clean_labels
+    assert (corrected == clean).mean() > 0.9 > (given == clean[table["index"].to_numpy()]).mean()
+
+
+def test_audit_of_a_method_without_evidence(dps, teacher):
+    code, said = dps("audit", teacher)
+    assert code == 2 and said.err.startswith("dps: ") and "baseline" in said.err
+
+
+def test_export(dps, noisy, tmp_path):
+    code, said = dps("export", noisy, "exported", "--targets", "top", "--top-k", 3)
+    assert code == 0, said.err
+    weights = load_file(tmp_path / "exported/model.safetensors")
+    assert weights.keys() == load(noisy).model.state_dict().keys()
+    assert pq.read_table(tmp_path / "exported/targets.parquet").num_rows == 1200
+    assert "model.safetensors" in said.out and "README.md" in said.out
+    code, said = dps("export", noisy, "exported")
+    assert code == 2 and "exported" in said.err

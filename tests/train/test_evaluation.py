@@ -1,0 +1,297 @@
+"""`dps evaluate` on real runs: figures against numpy, what it writes, what it refuses."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from dps_dist import recipes
+from dps_dist.cli import main
+from dps_dist.data import manifest as manifests
+from dps_dist.data.hold_out import split
+from dps_dist.data.loader import eval_loader
+from dps_dist.data.order import EpochOrder
+from dps_dist.data.sources.cifar import CIFAR10_CLASSES
+from dps_dist.data.write import ImageOptions, write_split
+from dps_dist.errors import InputError
+from dps_dist.evaluate.calibration import fit_temperature
+from dps_dist.train.checkpoint import complete
+from dps_dist.train.evaluation import ensemble, evaluate
+from dps_dist.train.storage import Storage
+from dps_dist.train.trained import load
+from tests.train.runs import trained
+
+KEPT = ["train.epochs=3", "data.hold_out=100", "train.checkpoint.keep_last=9"]
+
+
+def made(ranks, folder, config):
+    (folder / "config.yaml").write_text(recipes.as_yaml(config))
+    trained(ranks, config, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other(ranks, settings, tmp_path_factory):
+    """Another run on the same data, with held-out samples and all of its checkpoints."""
+    return made(ranks, tmp_path_factory.mktemp("other"), settings("train.seed=1", *KEPT))
+
+
+def logits_of(folder, only=None, part="val", checkpoint=None):
+    """float64 [N, K], and the labels: by a loop of its own."""
+    run = load(folder, checkpoint=checkpoint)
+    held = manifests.read(run.config.data.path, part)
+    order = EpochOrder(len(held), 64, shuffle="none", drop_last=False, only=only)
+    loader = eval_loader(run.config, held, threads=1)
+    with torch.no_grad():
+        rows = [(run.model(batch.images), batch) for batch in loader.epoch(order)]
+    logits = torch.cat([z[: len(z) - batch.padding] for z, batch in rows])
+    labels = held.clean_labels if only is None else held.clean_labels[only]
+    return logits.double().numpy(), labels
+
+
+def softmax(z):
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def only_one(folder, **more):
+    (found,) = evaluate([str(folder)], **more)
+    return found
+
+
+# ---- one run
+
+
+def test_has_the_figures_that_the_run_measured(teacher):
+    """With the averaged weights, by which it was measured."""
+    measured = json.loads((teacher / "summary.json").read_text())
+    found = only_one(teacher)
+    for key in ("accuracy", "top5", "nll", "ece"):
+        assert found.figures[key] == pytest.approx(measured[key], rel=1e-5)
+    report = found.report
+    assert (report["epoch"], report["split"], report["samples"]) == (3, "val", 597)
+    assert "temperature" not in report and "ta_kl" not in report  # nothing was held out
+    assert sum(report["reliability"]["count"]) == 597
+
+
+def test_dark_knowledge(teacher):
+    found = only_one(teacher)
+    z, labels = logits_of(teacher)
+    p = softmax(z)
+    mu = np.stack([p[labels == k].mean(0) for k in range(10)])
+    np.testing.assert_allclose(found.arrays["mu"], mu, atol=1e-6)
+    delta = np.abs(p - mu[labels]).sum(1)
+    assert found.report["delta"]["mean"] == pytest.approx(delta.mean(), rel=1e-5)
+    assert sum(found.report["delta"]["count"]) == 597
+    for name in ("similar", "dissimilar"):
+        classes = found.report["projection"][name]["classes"]
+        shown = np.isin(labels, classes)
+        assert found.arrays[name].shape == (shown.sum(), 2)
+        assert (found.arrays[f"{name}_class"] == labels[shown]).all()
+        assert np.isfinite(found.arrays[name]).all() and found.arrays[name].std() > 0
+
+
+def test_temperature_is_fitted_on_the_held_out_samples(other):
+    found = only_one(other)
+    only = split(1200, 100, 0).held_out
+    temperature = fit_temperature(*map(torch.from_numpy, logits_of(other, only, "train")))
+    assert found.report["temperature"] == pytest.approx(temperature, rel=1e-4)
+    z, labels = logits_of(other)
+    nll = -np.log(softmax(z / temperature)[np.arange(len(labels)), labels]).mean()
+    assert found.figures["nll_ts"] == pytest.approx(nll, rel=1e-4)
+    assert "accuracy_ts" not in found.figures and "reliability_ts" in found.report
+
+
+def test_earlier_epochs_are_compared_with_the_last(other):
+    only = split(1200, 100, 0).held_out
+    by_epoch = {one.moment.epoch: one.name for one in complete(Storage(other))}
+    scaled = {}
+    for epoch in (1, 2, 3):
+        name = by_epoch[epoch]
+        held = map(torch.from_numpy, logits_of(other, only, "train", name))
+        scaled[epoch] = softmax(logits_of(other, checkpoint=name)[0] / fit_temperature(*held))
+    found = only_one(other).report["ta_kl"]
+    assert found["epochs"] == [1, 2]
+    for epoch, value in zip(found["epochs"], found["value"], strict=True):
+        kl = (scaled[3] * np.log(scaled[3] / scaled[epoch])).sum(1).mean()
+        assert value == pytest.approx(kl, rel=1e-3)
+    assert found["value"][0] > found["value"][1] > 0
+
+
+def test_evaluates_the_samples_that_were_held_out(other):
+    z, labels = logits_of(other, split(1200, 100, 0).held_out, "train")
+    found = only_one(other, split="hold_out")
+    assert found.figures["accuracy"] == pytest.approx((z.argmax(1) == labels).mean())
+    assert found.report["samples"] == 100
+
+
+# ---- several
+
+
+def test_an_ensemble_is_the_mean_of_softmaxes(teacher, other):
+    found = evaluate([str(teacher), str(other), str(teacher)])  # who is named twice counts once
+    assert [one.run.folder for one in found] == [str(teacher), str(other)]
+    (z, labels), (w, _) = logits_of(teacher), logits_of(other)
+    mean = (softmax(z) + softmax(w)) / 2
+    nll = -np.log(mean[np.arange(len(labels)), labels]).mean()
+    figures = ensemble(found)
+    assert figures["nll"] == pytest.approx(nll, rel=1e-6)
+    assert figures["accuracy"] == pytest.approx((mean.argmax(1) == labels).mean())
+
+
+def test_runs_that_see_other_images_are_refused(teacher, other, tmp_path):
+    with pytest.raises(InputError, match=r"has data.hold_out 0 and .* 100"):
+        evaluate([str(other), str(teacher)], split="hold_out")
+    with pytest.raises(InputError, match=r"--split is hold_out: .* held nothing out; give val"):
+        evaluate([str(teacher)], split="hold_out")
+    larger = tmp_path / "larger"
+    shutil.copytree(teacher, larger)
+    text = (larger / "config.yaml").read_text().replace("\n  resolution: 8", "\n  resolution: 12")
+    (larger / "config.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"larger has data.eval_resolution 12 and .* 8"):
+        evaluate([str(teacher), str(larger)])
+
+
+# ---- other data
+
+
+class FakeCifar:
+    """Images of CIFAR-10's form: class k is bright by 25·k."""
+
+    class_names = CIFAR10_CLASSES
+
+    def __init__(self, count, seed=0):
+        rng = np.random.default_rng(seed)
+        self.labels = np.arange(count) % 10
+        noise = rng.integers(0, 20, (count, 32, 32, 3))
+        self.images = (25 * self.labels[:, None, None, None] + noise).astype(np.uint8)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def read(self, i):
+        return self.images[i]
+
+    def path(self, i):
+        return f"{i}.png"
+
+
+@pytest.fixture(scope="module")
+def cifar(ranks, tmp_path_factory):
+    """A run on images of CIFAR-10's form, for a few steps."""
+    data = tmp_path_factory.mktemp("cifar")
+    for name, count in (("train", 200), ("val", 50)):
+        fake = FakeCifar(count)
+        write_split(fake, data, name, {"source": "cifar10"}, ImageOptions("raw"), workers=1)
+    config = recipes.load(
+        "digits",
+        [f"data.path={data}", "data.resolution=32", "method.name=baseline", "train.epochs=4"],
+    )
+    return made(ranks, tmp_path_factory.mktemp("cifar run"), config)
+
+
+def predicted(folder, images):
+    run = load(folder)
+    mean, std = (np.array(v) for v in (run.config.data.mean, run.config.data.std))
+    x = torch.tensor((images / 255 - mean) / std, dtype=torch.float32).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        return run.model(x).argmax(1).numpy()
+
+
+def test_corruptions(cifar, tmp_path):
+    fake = FakeCifar(100, seed=1)
+    fake.labels[:] = np.arange(20).repeat(5) % 10
+    np.save(tmp_path / "labels.npy", fake.labels)
+    rng = np.random.default_rng(0)
+    expected = {}
+    for name in ("fog", "snow"):
+        images = rng.permuted(fake.images, axis=0)
+        np.save(tmp_path / f"{name}.npy", images)
+        right = predicted(cifar, images) == fake.labels
+        expected[name] = [right[20 * k : 20 * (k + 1)].mean() for k in range(5)]
+    found = only_one(cifar, on={"c": str(tmp_path)}).report["on"]["c"]
+    assert found["kind"] == "corruptions" and len(found["ece_by_severity"]) == 5
+    for name, accuracies in expected.items():
+        assert found["by_corruption"][name] == pytest.approx(accuracies)
+    assert found["accuracy"] == pytest.approx(np.mean(list(expected.values())))
+
+
+def test_perturbations(cifar, tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (6, 4, 1, 1, 3)).repeat(32, 2).repeat(32, 3).astype(np.uint8)
+    for name in ("tilt", "gaussian_noise"):
+        np.save(tmp_path / f"{name}.npy", images)
+    classes = predicted(cifar, images.reshape(-1, 32, 32, 3)).reshape(6, 4)
+    found = only_one(cifar, on={"p": str(tmp_path)}).report["on"]["p"]
+    tilt = (classes[:, 1:] != classes[:, :-1]).mean()
+    noise = (classes[:, 1:] != classes[:, :1]).mean()
+    assert found["by_perturbation"] == pytest.approx({"tilt": tilt, "gaussian_noise": noise})
+    assert found["mfp"] == pytest.approx((tilt + noise) / 2) and 0 < found["mfp"] < 1
+
+
+def test_further_data_and_foreign_images(cifar, teacher, digits):
+    data = load(cifar).config.data.path
+    found = only_one(cifar, on={"again": data}, ood={"digits": str(digits)}).report
+    again = found["on"]["again"]
+    assert again["kind"] == "labelled" and again["figures"] == pytest.approx(found["figures"])
+    assert found["on"]["digits"]["samples"] == 597 and 0 <= found["on"]["digits"]["auroc"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"on": {"d": "DIGITS"}}, r"--on d=.* has the classes 0, 1, 2, … \(10\) and .* airplane"),
+        ({"on": {"c": "WRONG"}}, r"fog.npy is uint8 of shape \(10, 8, 8, 3\): expected uint8"),
+        ({"on": {"c": "EMPTY"}}, r"--on c is .*: there is no .beton file; prepare it with"),
+        ({"ood": {"o": "EMPTY"}}, r"--ood o is .*: there is no .beton file; prepare it with"),
+    ],
+)
+def test_other_data_that_do_not_fit_are_refused(cifar, digits, tmp_path, option, said):
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    np.save(wrong / "fog.npy", np.zeros((10, 8, 8, 3), np.uint8))
+    (tmp_path / "empty").mkdir()
+    paths = {"DIGITS": str(digits), "WRONG": str(wrong), "EMPTY": str(tmp_path / "empty")}
+    given = {
+        key: {name: paths[where] for name, where in value.items()} for key, value in option.items()
+    }
+    with pytest.raises(InputError, match=said):
+        evaluate([str(cifar)], **given)
+
+
+# ---- the command
+
+
+def run_command(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["dps", "evaluate", *map(str, words)])
+    monkeypatch.setenv("COLUMNS", "250")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code or 0
+
+
+def test_the_command_prints_and_writes(teacher, other, digits, tmp_path, monkeypatch, capsys):
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for source, copy in zip((teacher, other), runs, strict=True):
+        shutil.copytree(source, copy)
+    out = tmp_path / "both.json"
+    assert run_command(monkeypatch, *runs, "--out", out, "--on", f"same={digits}") == 0
+    printed = capsys.readouterr().out
+    both = json.loads(out.read_text())
+    for folder in runs:
+        report = json.loads((folder / "evaluation.json").read_text())
+        assert report == both["runs"][str(folder)]
+        assert f"{100 * report['figures']['accuracy']:.2f}" in printed
+        assert f"{folder} on same: " in printed
+        with np.load(folder / "evaluation.npz", allow_pickle=False) as arrays:
+            assert arrays["mu"].shape == (10, 10)
+    assert "mean ± deviation" in printed
+    assert f"{100 * both['ensemble']['accuracy']:.2f}" in printed
+
+
+def test_the_command_wants_names(teacher, monkeypatch, capsys):
+    assert run_command(monkeypatch, teacher, "--on", "somewhere") == 2
+    assert "--on is somewhere: write it as NAME=PATH" in capsys.readouterr().err
