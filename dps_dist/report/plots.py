@@ -27,7 +27,7 @@ from dps_dist.report.drawing import (
     look,
     saved,
 )
-from dps_dist.report.tables import Run, labels
+from dps_dist.report.tables import Run, labels, same_data
 from dps_dist.report.values import Array, finite, number
 
 __all__ = ["COLOURS", "INK", "ON_DARK", "PANELS", "colour", "dash", "drawable", "save"]
@@ -87,6 +87,7 @@ def save(runs: Sequence[Run], out: Path) -> Path:
     kind = out.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg"):
         raise InputError(f"--out is {out}: give a picture's name that ends in .png or .svg")
+    same_data(runs)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": "dps"}):
         panels = drawable(runs)
         rows = max(1, (len(panels) + 1) // 2)

@@ -7,7 +7,7 @@ import pytest
 
 from dps_dist import recipes
 from dps_dist.errors import InputError
-from dps_dist.report import html, tables
+from dps_dist.report import html, plots, tables
 from dps_dist.report.sections.paper import recipe_of
 from tests.report.folders import NASTY, epoch, evaluate, evaluation, rows, write_run
 from tests.report.pages import Page, assert_self_contained, cells, titles
@@ -105,6 +105,8 @@ def test_different_data_are_refused(tmp_path):
         html.page([digits, folder])
     for part in (str(digits.folder), str(folder.folder), "digits", "data/cats"):
         assert part in str(refused.value)
+    with pytest.raises(InputError, match="different data sets"):
+        plots.save([digits, folder], tmp_path / "curves.png")
     with pytest.raises(InputError, match="different data sets"):
         html.page([folder, run("c", {"source": "imagefolder", "path": "data/dogs"})])
     html.page([folder, run("d", {"source": "imagefolder", "path": "/mnt/cats"})])
