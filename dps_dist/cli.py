@@ -210,8 +210,9 @@ def report(
     """Compare runs: a table here, and a page with curves and what differs between them."""
     from dps_dist.report import html, plots, tables
 
-    # `dps report runs/*` names also the page that it wrote there before.
-    folders = [folder for folder in dict.fromkeys(runs) if folder.suffix != ".html"] or runs
+    # `dps report runs/*` names also the page and the figures that it wrote there before.
+    others = (".html", ".figures")
+    folders = [folder for folder in dict.fromkeys(runs) if folder.suffix not in others] or runs
     found = [tables.read(folder) for folder in folders]
     out = out or html.default_out(found)
     write = plots.save if out.suffix.lower() in (".png", ".svg") else html.write

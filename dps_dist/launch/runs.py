@@ -37,6 +37,7 @@ class Run:
     config: Config
     storage: Storage
     is_new: bool
+    recipe: str | None = None  # as it was named
 
     @property
     def is_finished(self) -> bool:
@@ -48,7 +49,7 @@ class Run:
                 self.storage.local.mkdir(parents=True)
             except FileExistsError:
                 raise _exists(self.storage) from None  # somebody was faster
-        facts = yaml.safe_dump({"run": _facts(self.storage.name)}, sort_keys=False)
+        facts = yaml.safe_dump({"run": _facts(self.storage.name, self.recipe)}, sort_keys=False)
         self.storage.write(CONFIG, (recipes.as_yaml(self.config) + facts).encode())
 
     def forget(self) -> None:
@@ -85,7 +86,7 @@ def open_run(
         raise _exists(storage)
     if storage.names():
         raise InputError(f"{storage} holds other files: choose another --name or --out")
-    return Run(config, storage, is_new=True)
+    return Run(config, storage, is_new=True, recipe=recipe or recipes.DEFAULT)
 
 
 def _exists(storage: Storage) -> InputError:
@@ -147,11 +148,12 @@ def _folder(out: str, name: str) -> Storage:
     return Storage(out) / name
 
 
-def _facts(name: str) -> dict[str, Any]:
+def _facts(name: str, recipe: str | None) -> dict[str, Any]:
     """Where a run comes from: enough to run it again."""
     packages = ("dps_dist", "torch", "torchvision", "ray", "ffcv", "numpy", "pyarrow")
     return {
         "name": name,
+        "recipe": recipe,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": PASSWORD.sub("://***@", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "revision": _revision(),
