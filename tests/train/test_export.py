@@ -310,7 +310,7 @@ def test_an_empty_folder_is_filled_and_a_failure_leaves_nothing(noisy, tmp_path,
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(exports, "_card", fails)
+        patched.setattr(exports, "card", fails)
         with pytest.raises(OSError, match="No space left"):
             export(noisy, out)
     assert list(tmp_path.iterdir()) == [out] and not list(out.iterdir())
