@@ -32,6 +32,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 bench: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	set -e; for script in benchmarks/*.py; do $(BIN)/python $$script $(if $(QUICK),--quick); done
 
 setup: system $(STAMP)

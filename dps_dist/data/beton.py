@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from ffcv.fields import IntField, RGBImageField
-from ffcv.memory_allocator import MemoryAllocator
-from ffcv.writer import DatasetWriter, handle_sample
 
+from dps_dist.data.ffcv import (
+    DatasetWriter,
+    IntField,
+    MemoryAllocator,
+    RGBImageField,
+    handle_sample,
+)
 from dps_dist.data.manifest import FIELDS
 from dps_dist.errors import InputError
 

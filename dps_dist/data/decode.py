@@ -11,16 +11,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from ffcv.fields.rgb_image import IMAGE_MODES, SimpleRGBImageDecoder
-from ffcv.libffcv import ctypes_imdecode, ctypes_resize
-from ffcv.pipeline.allocation_query import AllocationQuery
-from ffcv.pipeline.compiler import Compiler
-from ffcv.pipeline.state import State
 from numba import carray, get_thread_id, njit, types
 from numba import config as numba_config
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 from PIL import Image
+
+from dps_dist.data.ffcv import (
+    IMAGE_MODES,
+    AllocationQuery,
+    Compiler,
+    SimpleRGBImageDecoder,
+    State,
+    ctypes_imdecode,
+    ctypes_resize,
+)
 
 # Places in the little array that Python and the compiled loop share.
 EPOCH, BROKEN, DECODED, CUT = range(4)

@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from ffcv.loader import OrderOption
-from ffcv.loader.epoch_iterator import EpochIterator
-from ffcv.transforms import ToDevice, ToTensor
 from numba.core.config import NUMBA_NUM_THREADS
 from numpy.typing import NDArray
 from torch import Tensor
@@ -23,6 +20,7 @@ from dps_dist.config import Config, Data
 from dps_dist.data import noise
 from dps_dist.data.augment import Channels, normalized
 from dps_dist.data.decode import Crop, KeyedDecoder
+from dps_dist.data.ffcv import EpochIterator, OrderOption, ToDevice, ToTensor
 from dps_dist.data.manifest import Manifest
 from dps_dist.data.mapped import MappedLoader
 from dps_dist.data.order import PADDING, EpochOrder

@@ -139,7 +139,7 @@ def checksum(file: Path, progress: Callable[[int], None] = lambda _: None) -> st
 
 
 def _header(beton: Path) -> tuple[Any, Any]:
-    from ffcv.types import CURRENT_VERSION, FieldDescType, HeaderType
+    from dps_dist.data.ffcv import CURRENT_VERSION, FieldDescType, HeaderType
 
     if not beton.is_file():
         raise InputError(f"{beton} does not exist: run `dps prepare SOURCE {beton.parent}` first")
@@ -161,7 +161,7 @@ def _table_digest(beton: Path) -> str:
 
     It differs for any other data set and is read in a moment; the checksum covers the pixels.
     """
-    from ffcv.types import HeaderType, get_handlers, get_metadata_type
+    from dps_dist.data.ffcv import HeaderType, get_handlers, get_metadata_type
 
     header, descriptors = _header(beton)
     rows = get_metadata_type(get_handlers(descriptors)).itemsize * int(header["num_samples"])

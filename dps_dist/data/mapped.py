@@ -10,13 +10,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import ffcv.loader.loader
 import numba as nb
 import numpy as np
-from ffcv.loader import Loader as FFCVLoader
-from ffcv.memory_managers.os_cache import OSCacheContext, OSCacheManager
-from ffcv.pipeline.compiler import Compiler
-from ffcv.reader import Reader
+
+from dps_dist.data.ffcv import Compiler, OSCacheContext, OSCacheManager, Reader, loader_module
+from dps_dist.data.ffcv import Loader as FFCVLoader
 
 MAPPED = nb.types.Array(nb.uint8, 1, "C", readonly=True)
 STATE = nb.types.Tuple([MAPPED, nb.uint64[::1], nb.uint64[::1]])
@@ -56,8 +54,8 @@ class MappedLoader(FFCVLoader):  # type: ignore[misc]
     """FFCV's Loader on a MappedBeton; it looks its reader up by name and takes no other."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        ffcv.loader.loader.OSCacheManager = MappedBeton
+        loader_module.OSCacheManager = MappedBeton
         try:
             super().__init__(*args, **options)
         finally:
-            ffcv.loader.loader.OSCacheManager = OSCacheManager
+            loader_module.OSCacheManager = OSCacheManager

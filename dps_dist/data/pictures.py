@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ffcv.fields.rgb_image import IMAGE_MODES
-from ffcv.reader import Reader
 from PIL import Image
 
 from dps_dist.config import Data
+from dps_dist.data.ffcv import IMAGE_MODES, Reader
 from dps_dist.data.manifest import beton_fields
 from dps_dist.errors import InputError
 

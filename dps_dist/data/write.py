@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import cv2
 import numpy as np
-from ffcv.fields import RGBImageField
 from numpy.typing import NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dps_dist.data import manifest as manifests
 from dps_dist.data.beton import write_beton
+from dps_dist.data.ffcv import RGBImageField
 from dps_dist.data.manifest import Manifest, manifest_path, replace_file
 from dps_dist.data.sources import BadImage, Source
 from dps_dist.errors import InputError
