@@ -4,14 +4,14 @@ All hear the same rows, under the keys of metrics.jsonl, at the step that they b
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from math import isfinite
 from typing import Any
 
 from dps_dist.config import Config
 from dps_dist.errors import InputError
-from dps_dist.launch.runs import Run
+from dps_dist.launch.runs import Run, flat
 
 PROJECT = "dps_dist"
 
@@ -169,16 +169,3 @@ def finite(event: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and isfinite(value) and key != "step":
             yield key, value
-
-
-def flat(config: Config) -> Iterable[tuple[str, Any]]:
-    """The configuration as a.b → value."""
-    return _flat(config.model_dump(mode="json"), "")
-
-
-def _flat(fields: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    for key, value in fields.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value

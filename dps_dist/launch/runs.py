@@ -128,10 +128,15 @@ def _default_name(recipe: str, config: Config) -> str:
 
 def differences(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:
     """(path, old value, new value) of every field that differs."""
-    before, after = (dict(_flat(config.model_dump(mode="json"))) for config in (old, new))
+    before, after = (dict(flat(config)) for config in (old, new))
     for path in sorted(before.keys() | after.keys()):
         if before.get(path) != after.get(path):
             yield path, before.get(path), after.get(path)
+
+
+def flat(config: Config) -> Iterator[tuple[str, Any]]:
+    """The configuration as a.b → value."""
+    return _flat(config.model_dump(mode="json"))
 
 
 def _flat(fields: dict[str, Any], above: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:

@@ -88,11 +88,10 @@ class Evidence:
 class Strong:
     """That further views are strong ones: TrivialAugmentWide, RandomErasing, then CutMix.
 
-    erase: share of the views with a piece erased. mix_alpha: CutMix has λ ~ Beta(alpha, alpha).
+    erase: share of the views with a piece erased. CutMix has λ ~ Beta(1, 1).
     """
 
     erase: float = 0.5
-    mix_alpha: float = 1.0
 
 
 class Targets(Protocol):

@@ -14,8 +14,7 @@ from dps_dist.data.pictures import LEAST_SIDE, pictures
 from dps_dist.errors import InputError
 from dps_dist.report import write_whole
 from dps_dist.report.audit import agreement, suggestions
-from dps_dist.report.css import css
-from dps_dist.report.markup import paragraph, section, tiles
+from dps_dist.report.markup import document, paragraph, section, tiles
 from dps_dist.report.values import Cell, percent
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import read_config
@@ -65,26 +64,8 @@ def page(
         if rows
         else "The evidence of every sample is greatest at its label: there is nothing to suggest."
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<link rel="icon" href="data:,">
-<style>
-{css()}{BARS}</style>
-</head>
-<body>
-<header>
-<h1>{escape(title)}</h1>
-</header>
-<main>
-{section("All labels", _counts(table))}{section("Samples", paragraph(note), shown)}</main>
-</body>
-</html>
-"""
+    sections = section("All labels", _counts(table)) + section("Samples", paragraph(note), shown)
+    return document(title, sections, style=BARS)
 
 
 def _counts(table: pa.Table) -> str:

@@ -12,10 +12,9 @@ import yaml
 
 from dps_dist.errors import InputError
 from dps_dist.report import plots, write_whole
-from dps_dist.report.css import css
 from dps_dist.report.drawing import Album
 from dps_dist.report.flat import flatten
-from dps_dist.report.markup import heading, legend, paragraph, section, table, tiles
+from dps_dist.report.markup import document, heading, legend, paragraph, section, table, tiles
 from dps_dist.report.sections.calibration import calibration
 from dps_dist.report.sections.elsewhere import elsewhere
 from dps_dist.report.sections.knowledge import dark_knowledge, penultimate
@@ -71,29 +70,7 @@ def page(runs: Sequence[Run], album: Album | None = None) -> str:
         "" if one else _differences(runs),
         _runs(runs),
     ]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<link rel="icon" href="data:,">
-<style>
-{css()}
-</style>
-</head>
-<body>
-<header>
-<h1>{escape(title)}</h1>
-<p class="soft">{escape(_about(runs))}</p>
-</header>
-<main>
-{"".join(sections)}
-</main>
-</body>
-</html>
-"""
+    return document(title, "".join(sections), about=_about(runs))
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:

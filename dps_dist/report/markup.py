@@ -4,8 +4,36 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from dps_dist.report.css import css
 from dps_dist.report.drawing import colour, dash
 from dps_dist.report.values import Cell
+
+
+def document(title: str, sections: str, *, about: str = "", style: str = "") -> str:
+    """A whole page that needs nothing but itself. style: beyond what all pages have."""
+    under = f'<p class="soft">{escape(about)}</p>\n' if about else ""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{css()}{style}
+</style>
+</head>
+<body>
+<header>
+<h1>{escape(title)}</h1>
+{under}</header>
+<main>
+{sections}
+</main>
+</body>
+</html>
+"""
 
 
 def section(title: str, *parts: str) -> str:

@@ -7,10 +7,10 @@ from dps_dist import models
 from dps_dist.config import Config
 from dps_dist.data import manifest as manifests
 from dps_dist.errors import InputError
+from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, names_sum
 
-SUMMARY = "summary.json"
 MEASURED = ("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts")
 
 

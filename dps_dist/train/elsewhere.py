@@ -89,9 +89,9 @@ def _prepared(folder: str, option: str) -> Shown:
     for split in ("val", "test", *there[:1]):
         if split in there:
             return Shown(manifests.read(folder, split), None)
+    released = "" if option.startswith("--ood") else ", or give CIFAR-10-C's or -P's .npy files"
     raise InputError(
-        f"{option} is {folder}: there is no .beton file; prepare it with `dps prepare`, or give "
-        "the folder of CIFAR-10-C's or -P's .npy files"
+        f"{option} is {folder}: there is no .beton file; prepare it with `dps prepare`{released}"
     )
 
 

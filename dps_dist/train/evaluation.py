@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dps_dist.data.hold_out import HOLD_OUT
 from dps_dist.errors import InputError
 from dps_dist.evaluate import dark_knowledge
 from dps_dist.evaluate.calibration import fit_temperature
@@ -22,6 +22,7 @@ from dps_dist.evaluate.metrics import all_figures, reliability
 from dps_dist.train import elsewhere
 from dps_dist.train.checkpoint import complete
 from dps_dist.train.predict import Predicted, Progress, Shown, on_split, split_of
+from dps_dist.train.state import finite
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, load
 
@@ -51,7 +52,7 @@ class Evaluation:
         np.savez_compressed(held, allow_pickle=False, **self.arrays)
         storage = Storage(self.run.folder)
         storage.write(ARRAYS, held.getvalue())
-        text = json.dumps(_finite(self.report), indent=1, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(finite(self.report), indent=1, allow_nan=False, ensure_ascii=False)
         storage.write(JSON, f"{text}\n".encode())
 
 
@@ -103,7 +104,7 @@ def _of_run(
         "reliability": reliability(*predicted),
     }
     if run.config.data.hold_out:
-        held_out = split_of(run, "hold_out")
+        held_out = split_of(run, HOLD_OUT)
         _with_temperature(report, predicted, on_split(run, held_out))
         report |= _ta_kl(run, predicted, held_out, shown, report["temperature"])
     arrays = _dark_knowledge(report, run, shown, predicted)
@@ -169,15 +170,6 @@ def _dark_knowledge(
         arrays[name] = plane.float().numpy()
         arrays[f"{name}_class"] = features.labels.numpy()
     return arrays
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: what is not finite is null there."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _check_alike(first: Trained, other: Trained, of_held_out: bool) -> None:

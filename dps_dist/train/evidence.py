@@ -26,10 +26,11 @@ from dps_dist.targets import Dirichlet, arrow
 from dps_dist.targets.checksums import unsealed
 from dps_dist.targets.codec import decode
 from dps_dist.train.checkpoint import newest_whole, open_checkpoint
+from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import CONFIG, names_sum, read_config
 
-SUMMARY, TARGETS = "summary.json", "targets"
+TARGETS = "targets"
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def _strong(
     images = strong_view(images, data.mean, data.std, random, strong.erase)
     if padding:
         return View(_channels_last(images))
-    result = cutmix(images, strong.mix_alpha, random)
+    result = cutmix(images, 1.0, random)
     return View(_channels_last(result.images), Mix(0, result.partner, result.lam))
 
 

@@ -111,7 +111,7 @@ def finish(training: Training) -> dict[str, Any]:
         "workers": training.peers.world_size,
     }
     if training.peers.rank == 0:
-        training.storage.write(SUMMARY, (json.dumps(_finite(summary), indent=1) + "\n").encode())
+        training.storage.write(SUMMARY, (json.dumps(finite(summary), indent=1) + "\n").encode())
         training.tell({"kind": "end", **summary})
     return summary
 
@@ -148,16 +148,17 @@ def _load(training: Training, state: dict[str, Any]) -> None:
 
 def _write_metrics(training: Training) -> None:
     """A line an epoch. Written anew each time: whole at any moment, and right after going back."""
-    lines = "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in training.history)
+    lines = "".join(json.dumps(finite(row), allow_nan=False) + "\n" for row in training.history)
     training.storage.write(METRICS, lines.encode())
 
 
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: what is not finite is null there."""
-    return {
-        key: None if isinstance(value, float) and not isfinite(value) else value
-        for key, value in row.items()
-    }
+def finite(value: Any) -> Any:
+    """JSON has no NaN: what is not finite, however deep, is null there."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _save_targets(training: Training) -> None:

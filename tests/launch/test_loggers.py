@@ -9,7 +9,7 @@ from dps_dist import recipes
 from dps_dist.errors import InputError
 from dps_dist.launch import loggers
 from dps_dist.launch.loggers import Loggers
-from dps_dist.launch.runs import Run
+from dps_dist.launch.runs import Run, flat
 from dps_dist.train.storage import Storage
 
 ROWS = [
@@ -78,8 +78,8 @@ def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
 
 
 def test_the_configuration_is_flat(tmp_path):
-    flat = dict(loggers.flat(run_with(tmp_path).config))
-    assert flat["method.gamma"] == 0.85 and flat["train.checkpoint.keep_last"] == 2
+    fields = dict(flat(run_with(tmp_path).config))
+    assert fields["method.gamma"] == 0.85 and fields["train.checkpoint.keep_last"] == 2
 
 
 def test_mlflow(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import shutil
 import zlib
-from html.parser import HTMLParser
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +19,7 @@ from dps_dist.targets import Dirichlet, LocalTargets, arrow
 from dps_dist.train.checkpoint import Moment, Writer
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import names_sum
+from tests.report.pages import Page
 
 UNSEEN = [5, 900]  # which no batch showed
 VISITS = 4
@@ -302,25 +302,6 @@ def test_damaged_targets_are_refused(made, at):
     path.write_bytes(content if at == 0 else content[:at])
     with pytest.raises(InputError, match=r"targets.*is damaged|bytes instead of|not a file"):
         audit.rank(made.folder)
-
-
-class Page(HTMLParser):
-    """Pictures, attributes and text of a page."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.text, self._style = [], "", False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._style = tag == "style"
-
-    def handle_endtag(self, tag):
-        self._style = False
-
-    def handle_data(self, data):
-        self.text += "" if self._style else data
 
 
 def test_the_page_shows_the_top_samples(finished, table, tmp_path):
