@@ -1,0 +1,57 @@
+"""The machine: doctor."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dps_dist.cli.base import app, console, examples, say
+from dps_dist.errors import InputError
+
+
+@app.command(epilog=examples("dps doctor", "dps doctor --data data/imagenet"))
+def doctor(
+    data: Annotated[
+        Path | None, typer.Option(help="Also check every byte of this prepared folder.")
+    ] = None,
+) -> None:
+    """Say whether this machine is fit to run, and what to do where it is not."""
+    from dps_dist.launch.doctor import examine
+
+    marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]bad[/]"}
+    table = Table("", "what", "found", "what to do", box=None, header_style="bold")
+    findings = []
+    with console.status("looking"):
+        for finding in examine(data or Path()):
+            findings.append(finding)
+            texts = (finding.what, finding.found, finding.remedy)
+            table.add_row(marks[finding.state], *map(escape, texts))
+    console.print(table)
+    if data is not None:
+        _check_bytes(data)
+    if any(finding.state == "bad" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _check_bytes(folder: Path) -> None:
+    from rich.progress import Progress
+
+    from dps_dist.data import manifest as manifests
+
+    betons = sorted(folder.glob("*.beton"))
+    if not betons:
+        raise InputError(f"{folder} holds no .beton: run `dps prepare SOURCE {folder}` first")
+    with Progress(console=console) as progress:
+        for beton in betons:
+            expected = manifests.read(folder, beton.stem).checksum
+            task = progress.add_task(beton.name, total=beton.stat().st_size)
+            found = manifests.checksum(beton, partial(progress.advance, task))
+            if found != expected:
+                raise InputError(
+                    f"{beton} is damaged, its checksum differs from its manifest's: "
+                    "run `dps prepare` again with --force"
+                )
+    say(f"{folder}: {len(betons)} files whole")

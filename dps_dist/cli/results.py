@@ -1,0 +1,175 @@
+"""What comes of a run: report, evaluate, audit, export."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dps_dist.cli.base import app, console, examples, say
+from dps_dist.errors import InputError
+
+
+@app.command(
+    epilog=examples(
+        "dps report runs/digits-dps",
+        "dps report runs/digits-dps runs/digits-baseline",
+        "dps report runs/* --out curves.png",
+    )
+)
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders that `dps train` wrote.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page, .html, or only its curves, .png or .svg. "
+            "Default: RUN/report/index.html; of several runs, report.html beside them."
+        ),
+    ] = None,
+) -> None:
+    """Compare runs: a table here, and a page with curves and what differs between them."""
+    from dps_dist.report import html, plots, tables
+
+    # `dps report runs/*` names also the page and the figures that it wrote there before.
+    others = (".html", ".figures")
+    folders = [folder for folder in dict.fromkeys(runs) if folder.suffix not in others] or runs
+    found = [tables.read(folder) for folder in folders]
+    out = out or html.default_out(found)
+    write = plots.save if out.suffix.lower() in (".png", ".svg") else html.write
+    written = write(found, out)
+    console.print(tables.compare(found, console.width))
+    say(f"written to {written}")
+
+
+@app.command(
+    epilog=examples(
+        "dps evaluate runs/a",
+        "dps evaluate runs/seed0 runs/seed1 runs/seed2",
+        "dps evaluate runs/a --on c=/data/CIFAR-10-C --on p=/data/CIFAR-10-P --ood svhn=data/svhn",
+    )
+)
+def evaluate(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs on the same data.")],
+    split: Annotated[
+        str | None,
+        typer.Option(help="val, …, or hold_out: what data.hold_out kept. Default: the runs' own."),
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Also on a prepared folder with the same classes, or on the .npy files of "
+            "CIFAR-10-C or -P; may be repeated.",
+        ),
+    ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Tell images from those of a prepared folder with other classes (AUROC).",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the table there, as JSON.")] = None,
+) -> None:
+    """Every figure of trained runs, into RUN/evaluation.json; of several, mean ± deviation and the
+    ensemble's."""
+    import json
+
+    import torch
+
+    from dps_dist.report import terminal
+    from dps_dist.train import evaluation
+
+    with console.status("evaluating") as status:
+        found = evaluation.evaluate(
+            runs,
+            split=split,
+            on=_pairs("--on", on),
+            ood=_pairs("--ood", ood),
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            progress=lambda done, of: status.update(f"evaluating, batch {done} of {of}"),
+        )
+    for one in found:
+        one.write()
+    together = evaluation.ensemble(found) if len(found) > 1 else None
+    rows = {one.run.folder: one.report for one in found}
+    console.print(terminal.table(rows, together))
+    for line in terminal.elsewhere(rows):
+        say(line)
+    if out is not None:
+        both = {"runs": rows, **({"ensemble": together} if together else {})}
+        out.write_text(json.dumps(both, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    say(f"written to {', '.join(f'{folder}/{evaluation.JSON}' for folder in rows)}")
+
+
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for one in given or ():
+        name, equals, path = one.partition("=")
+        if not (name and equals and path):
+            raise InputError(f"{option} is {one}: write it as NAME=PATH, such as svhn=data/svhn")
+        pairs[name] = path
+    return pairs
+
+
+@app.command(
+    epilog=examples(
+        "dps audit runs/dps",
+        "dps audit runs/dps --html wrong-labels.html --top 200",
+        "dps audit runs/dps --fix",
+    )
+)
+def audit(
+    run: Annotated[str, typer.Argument(help="Folder of a run whose method keeps evidence.")],
+    out: Annotated[Path | None, typer.Option(help="Default: RUN/audit.parquet.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also a page that shows the most suspect samples.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="--html: how many.")] = 100,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Write a corrected manifest beside the data's own.")
+    ] = False,
+) -> None:
+    """Which labels are wrong? Rank the training samples by what the model came to predict."""
+    from dps_dist.report import audit as audits
+    from dps_dist.report import audit_page
+
+    with console.status("reading the evidence"):
+        out = out or audits.beside(run)
+        table = audits.rank(run)
+        written = audits.write(table, out)
+    found = audits.agreement(table)
+    suggested = found["suggested"]
+    strong = ", ".join(f"{count:,} by more than {least:g}" for least, count in suggested.items())
+    say(f"{found['samples']:,} samples: the evidence has another label for {strong}")
+    say(f"written to {written}")
+    if html is not None:
+        with console.status("drawing"):
+            say(f"written to {audit_page.write(run, table, html, top)}")
+    if fix:
+        say(f"written to {audits.fix(run)}: docs/audit.md says how to train on it")
+
+
+@app.command(
+    epilog=examples(
+        "dps export runs/dps exported",
+        "dps export runs/dps exported --onnx --targets top --top-k 5",
+    )
+)
+def export(
+    run: Annotated[str, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also model.onnx.")] = False,
+    targets: Annotated[
+        Literal["none", "probabilities", "top"],
+        typer.Option(help="Also the targets, as Parquet: all probabilities, or the largest."),
+    ] = "none",
+    top_k: Annotated[int, typer.Option(min=1, help="--targets top: how many.")] = 10,
+) -> None:
+    """Weights as safetensors for plain torchvision, with a model card; ONNX, targets if asked."""
+    from dps_dist.train.export import export as export_run
+
+    with console.status("exporting"):
+        written = export_run(run, out, onnx=onnx, targets=targets, top_k=top_k)
+    say(f"written to {written}: " + ", ".join(sorted(file.name for file in written.iterdir())))
