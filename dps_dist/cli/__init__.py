@@ -5,7 +5,8 @@ import sys
 from dps_dist.cli.base import app
 from dps_dist.errors import FailedError, InputError
 
-# isort: off  They add their commands, in the order of the help.
+# They add their commands, in the order of the help.
+# isort: off
 from dps_dist.cli import data, runs, results, machine  # noqa: F401
 
 
