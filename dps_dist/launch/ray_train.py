@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 import ray.train
@@ -27,7 +27,6 @@ from dps_dist import methods, models
 from dps_dist.config import KD, Config, Launch
 from dps_dist.errors import FailedError, InputError, PeerFailedError
 from dps_dist.launch import loggers
-from dps_dist.launch.display import Display
 from dps_dist.launch.loggers import Loggers
 from dps_dist.launch.runs import Run
 from dps_dist.train.setup import check_device, check_method, read_sets
@@ -50,15 +49,21 @@ class Job:
     events: Queue
 
 
+class Display(Protocol):
+    """Where events are shown."""
+
+    def show(self, event: dict[str, Any], /) -> None: ...
+
+    def tick(self) -> None: ...
+
+
 def train(run: Run, display: Display) -> dict[str, Any]:
     """Run to the end on the cluster, or on this machine where there is none; the summary."""
     check(run.config)
     display.show({"kind": "phase", "text": "starting Ray"})
     ours, created = connect(), False
     try:
-        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        nodes = [node["Resources"] for node in alive]
-        scaling = placement(run.config.launch, nodes)
+        scaling = placement(run.config.launch, nodes())
         if not scaling.use_gpu:
             check_device(run.config, torch.device("cpu"))
         if run.is_new:
@@ -76,8 +81,8 @@ def train(run: Run, display: Display) -> dict[str, Any]:
     except TrainingFailedError as error:
         run.storage.write(ERRORS, str(error).encode())
         raise FailedError(
-            f"the run failed too often, at last with {_reason(error)}: {run.storage / ERRORS} has "
-            "it all; --resume continues from the last checkpoint"
+            f"the run failed too often, at last with {reason_of(error)}: {run.storage / ERRORS} "
+            "has it all; --resume continues from the last checkpoint"
         ) from None
     finally:
         if ours:
@@ -126,7 +131,7 @@ def _try_model(config: Config, num_classes: int) -> None:
             except (AssertionError, RuntimeError) as error:
                 raise InputError(
                     f"model.name is {config.model.name}: it cannot take images of {side}×{side} "
-                    f"pixels ({_reason(error)}); change data.resolution, data.eval_resolution or "
+                    f"pixels ({reason_of(error)}); change data.resolution, data.eval_resolution or "
                     "data.progressive"
                 ) from None
 
@@ -147,7 +152,7 @@ def connect() -> bool:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"the Ray cluster at {address} refuses ({_reason(error)}): see its logs, "
+            f"the Ray cluster at {address} refuses ({reason_of(error)}): see its logs, "
             "or unset RAY_ADDRESS to train on this machine"
         ) from None
     return True
@@ -222,33 +227,49 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
         listeners.close()
 
 
+def nodes() -> list[dict[str, float]]:
+    """The resources of each node that is alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
 def placement(launch: Launch, nodes: list[dict[str, float]]) -> ScalingConfig:
     """How Ray is to place the workers; refused at once if the nodes cannot hold the least."""
     least, most = launch.worker_range
-    gpus = launch.gpus_per_worker
-    if gpus is None:
-        gpus = 1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0
-    needs = {"CPU": launch.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
-    each = [int(min(node.get(kind, 0) // need for kind, need in needs.items())) for node in nodes]
-    spread = launch.placement == "STRICT_SPREAD"
-    room = sum(min(count, 1) for count in each) if spread else sum(each)
-    if launch.placement == "STRICT_PACK":
-        room = max(each, default=0)
-    if room < least:
+    needs, found = needs_of(launch, nodes), room(launch, nodes)
+    if found < least:
         wanted = " and ".join(f"{need:g} {kind}" for kind, need in needs.items())
         have = ", ".join(f"{sum(node.get(kind, 0) for node in nodes):g} {kind}" for kind in needs)
         raise InputError(
-            f"--workers is {launch.workers}: {len(nodes)} node(s) with {have} can place {room} "
-            f"workers of {wanted}; give at most {room}, or change launch.cpus_per_worker, "
+            f"--workers is {launch.workers}: {len(nodes)} node(s) with {have} can place {found} "
+            f"workers of {wanted}; give at most {found}, or change launch.cpus_per_worker, "
             "launch.gpus_per_worker, launch.placement"
         )
     return ScalingConfig(
         num_workers=least if least == most else (least, most),
-        use_gpu=bool(gpus),
+        use_gpu="GPU" in needs,
         resources_per_worker=needs,
         placement_strategy=launch.placement,
         elastic_resize_monitor_interval_s=launch.resize_interval_s,
     )
+
+
+def needs_of(launch: Launch, nodes: list[dict[str, float]]) -> dict[str, float]:
+    """What a worker takes: of GPUs, what is asked for, else one where there are any."""
+    gpus = launch.gpus_per_worker
+    if gpus is None:
+        gpus = 1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0
+    return {"CPU": launch.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+
+
+def room(launch: Launch, nodes: list[dict[str, float]]) -> int:
+    """How many workers the nodes can hold."""
+    needs = needs_of(launch, nodes).items()
+    each = [int(min(node.get(kind, 0) // need for kind, need in needs)) for node in nodes]
+    if launch.placement == "STRICT_SPREAD":
+        return sum(min(count, 1) for count in each)
+    if launch.placement == "STRICT_PACK":
+        return max(each, default=0)
+    return sum(each)
 
 
 def work(settings: dict[str, Any]) -> None:
@@ -347,7 +368,7 @@ def _sentence(error: Exception) -> str:
     )
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """The last line that says something: of a traceback, what was raised."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__

@@ -9,8 +9,12 @@ from dps_dist.report.drawing import colour, dash
 from dps_dist.report.values import Cell
 
 
-def document(title: str, sections: str, *, about: str = "", style: str = "") -> str:
-    """A whole page that needs nothing but itself. style: beyond what all pages have."""
+def document(
+    title: str, sections: str, *, about: str = "", style: str = "", refresh: int = 0
+) -> str:
+    """A whole page that needs nothing but itself. style: beyond what all pages have; refresh: every
+    so many seconds, while it still changes."""
+    again = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
     under = f'<p class="soft">{escape(about)}</p>\n' if about else ""
     return f"""<!doctype html>
 <html lang="en">
@@ -18,7 +22,7 @@ def document(title: str, sections: str, *, about: str = "", style: str = "") -> 
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
+{again}<title>{escape(title)}</title>
 <link rel="icon" href="data:,">
 <style>
 {css()}{style}

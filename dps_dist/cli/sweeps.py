@@ -1,0 +1,145 @@
+"""What the scripts in tune/ share: their options, and a sweep with its progress and its page."""
+
+import datetime
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from dps_dist.cli.base import console, say
+from dps_dist.errors import FailedError
+
+if TYPE_CHECKING:
+    from dps_dist.launch.sweeps import Folder, Sweep
+    from dps_dist.report.sweep import Results
+    from dps_dist.train.storage import Storage
+
+PUBLISH_S = 5.0
+SHOWN = 5  # best cells, in the terminal
+
+Recipe = Annotated[str, typer.Argument(help="A recipe's name or file; `dps recipes` lists them.")]
+Seeds = Annotated[int, typer.Option(help="Runs of each cell, with train.seed 0, 1, …")]
+Workers = Annotated[
+    str, typer.Option("--workers-per-trial", metavar="N", help="Worker processes of a trial.")
+]
+Concurrent = Annotated[
+    int | None, typer.Option(help="Trials at once. [default: all that the cluster holds]")
+]
+Scheduler = Annotated[
+    Literal["none", "asha"], typer.Option(help="asha: stop trials that lag behind, early.")
+]
+HoldOut = Annotated[
+    int,
+    typer.Option(
+        help="Training samples to score on. [default: the recipe's data.hold_out, or a tenth]"
+    ),
+]
+Metric = Annotated[
+    Literal["accuracy", "ece", "nll"], typer.Option(help="What the search and asha go by.")
+]
+Out = Annotated[str, typer.Option(help="Where sweeps are: a folder, s3://, gs://.")]
+Name = Annotated[
+    str | None, typer.Option(help="The sweep's folder in --out. [default: recipe and time]")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the sweep --name, asked for as it was begun.")
+]
+
+
+def start(sweep: "Sweep", out: str, name: str | None, resume: bool, concurrent: int | None) -> None:
+    """Run a sweep to its end, its page always up to date; the best cells at last."""
+    from dps_dist.launch import ray_tune
+    from dps_dist.launch.sweeps import checked, open_folder
+    from dps_dist.report.sweep_page import PAGE, publish
+
+    if resume and name is None:
+        raise typer.BadParameter("--resume needs the --name of the sweep")
+    folder = open_folder(checked(sweep), out, name or _default_name(sweep.recipe), resume)
+    with _publishing(folder.storage) as touched, _progress(folder) as advanced:
+
+        def changed(folder: "Folder") -> None:
+            touched.set()
+            advanced(folder)
+
+        ray_tune.sweep(folder, concurrent, changed)
+    results = publish(folder.storage)
+    console.print(best_cells(results))
+    say(f"written to {folder.storage / PAGE} and {folder.storage / 'results.parquet'}")
+    if folder.count("waiting", "running"):
+        say("stopped; the same command with --resume goes on", to=sys.stderr)
+        raise typer.Exit(130)
+    if failed := folder.count("failed"):
+        raise FailedError(
+            f"{failed} of {len(folder.trials)} trials failed: the page says why; the same command "
+            f"with --name {folder.storage.name} --resume tries them again"
+        )
+
+
+def _default_name(recipe: str) -> str:
+    return f"{Path(recipe).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+
+
+@contextmanager
+def _publishing(storage: "Storage") -> Iterator[threading.Event]:
+    """Writes the page anew, in a thread, soon after the event that is given is set."""
+    from dps_dist.report.sweep_page import publish
+
+    touched, ended = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(PUBLISH_S):
+            if touched.is_set():
+                touched.clear()
+                publish(storage)
+
+    thread = threading.Thread(target=keep, daemon=True)
+    thread.start()
+    try:
+        yield touched
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def _progress(folder: "Folder"):  # type: ignore[no-untyped-def]
+    """A bar on a terminal; elsewhere a line for each trial that ends."""
+    told = {name for name, trial in folder.trials.items() if trial.status == "finished"}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("starting Ray", total=None)
+
+        def advanced(folder: "Folder") -> None:
+            ended = folder.count("finished", "stopped", "failed")
+            total = folder.sweep.trials or len(folder.trials)
+            bar.update(
+                task,
+                completed=ended,
+                total=total,
+                description=f"{folder.count('running')} running",
+            )
+            for name, trial in folder.trials.items():
+                if trial.status in ("finished", "stopped", "failed") and name not in told:
+                    told.add(name)
+                    reason = f": {trial.reason}" if trial.reason else ""
+                    bar.console.print(
+                        f"{name} {trial.status}{reason} ({ended} of {total})", markup=False
+                    )
+
+        yield advanced
+
+
+def best_cells(results: "Results") -> Table:
+    from dps_dist.report import sweep_page
+    from dps_dist.report.sweep import METRICS
+
+    shown = Table("cell", *METRICS, "seeds", box=None, header_style="bold")
+    for row in sweep_page.ranked(results)[:SHOWN]:
+        shown.add_row(*row)
+    return shown

@@ -1,0 +1,296 @@
+"""Ray Tune: the only file that knows it. Runs the trials of a sweep, several at once.
+
+A trial of one worker trains in its own process, which Tune then gives the next trial, so that
+imports and compiling are paid once; a trial of several workers starts them by Ray Train. Either way
+a trial is a run's folder: one that is begun again goes on from its last checkpoint, one that ended
+only tells Tune again what it measured. So Tune's own state, which is pickled, is never read back.
+"""
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from ray import tune
+from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+
+from dps_dist.config import Launch
+from dps_dist.errors import FailedError, InputError
+from dps_dist.launch import ray_train
+from dps_dist.launch import space as spaces
+from dps_dist.launch.ray_train import ERRORS, for_workers, needs_of, nodes, reason_of, room
+from dps_dist.launch.runs import Run
+from dps_dist.launch.space import Point
+from dps_dist.launch.sweeps import BETTER, Folder, Sweep, Trial, create
+from dps_dist.train.loop import run as run_loop
+from dps_dist.train.state import SUMMARY, read_metrics
+from dps_dist.train.storage import Storage
+from dps_dist.train.trained import CONFIG
+
+TOLD = ("epoch", "accuracy", "ece", "nll")  # what Tune is told of an epoch
+LOCK_S = 60.0  # for a process that is killed to let go of its trial
+Changed = Callable[[Folder], None]
+
+
+def sweep(folder: Folder, concurrent: int | None, changed: Changed) -> None:
+    """Run all trials that are not finished; `changed` is called whenever one's state does."""
+    config = folder.sweep.config(spaces.ends(folder.sweep.space)[0])
+    ray_train.check(config)
+    search = _searcher(folder)
+    ours = ray_train.connect()
+    try:
+        most = concurrency(config.launch, nodes(), concurrent)
+        create(folder)
+        with folder.locked():
+            _fit(folder, config.launch, most, search, changed)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def concurrency(launch: Launch, found: list[dict[str, float]], asked: int | None) -> int:
+    """How many trials run at once: all that fit, or as many as are asked for."""
+    ray_train.placement(launch, found)
+    most = room(launch, found) // launch.worker_range[1] or 1
+    if asked is not None and asked > most:
+        raise InputError(
+            f"--concurrent is {asked}: the cluster holds {most} trials of {launch.workers} "
+            f"worker(s) at once; give at most {most}"
+        )
+    return asked or most
+
+
+def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Changed) -> None:
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the runs have their own
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints, however quiet it is told
+    os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # a stopped trial may be saving
+    asked, alone = folder.sweep, launch.worker_range == (1, 1)
+    replay = asked.scheduler != "none" or search is not None
+    points = [
+        point
+        for point in ([] if search else asked.points())
+        if replay or not folder.run(spaces.name(point)).exists(SUMMARY)
+    ]
+    for point in asked.points() if not search else []:
+        _note_new(folder, point)
+    if not points and not search:
+        changed(folder)
+        return
+    url = folder.storage.url
+    stopped = {name for name, trial in folder.trials.items() if trial.status == "stopped"}
+
+    def one(config: dict[str, Any]) -> None:
+        trial(asked, Storage(url), config.get("point", config), stopped)
+
+    filesystem, root = folder.storage.filesystem
+    tuner = tune.Tuner(
+        tune.with_resources(one, _resources(launch, alone)),
+        param_space=_domains(asked) if search else {"point": tune.grid_search(points)},
+        tune_config=tune.TuneConfig(
+            metric=asked.metric,
+            mode=BETTER[asked.metric],
+            search_alg=search,
+            scheduler=_scheduler(asked),
+            num_samples=asked.trials if search else 1,
+            max_concurrent_trials=most,
+            reuse_actors=alone,
+        ),
+        run_config=tune.RunConfig(
+            name=f"{time.time_ns()}",
+            storage_path=f"{root}/tune",
+            storage_filesystem=filesystem,
+            failure_config=tune.FailureConfig(max_failures=launch.max_failures),
+            callbacks=[_Listener(folder, changed)],
+            verbose=0,
+        ),
+    )
+    tuner.fit()
+    folder.storage.remove("tune")
+
+
+def _note_new(folder: Folder, point: Point) -> None:
+    name = spaces.name(point)
+    there = folder.trials.get(name)
+    if there is None or there.status in ("running", "failed"):
+        folder.trials[name] = Trial(point)
+    if folder.run(name).exists(SUMMARY):
+        folder.trials[name] = Trial(point, "finished")
+
+
+def _resources(launch: Launch, alone: bool) -> dict[str, float]:
+    """One worker is the trial itself. Else it only waits for its workers, and must not take from
+    them: a sliver of what every head has is no CPU."""
+    return needs_of(launch, nodes()) if alone else {"CPU": 0, "node:__internal_head__": 0.001}
+
+
+def _scheduler(asked: Sweep) -> TrialScheduler | None:
+    if asked.scheduler == "none":
+        return None
+    epochs = asked.config(spaces.ends(asked.space)[0]).train.epochs
+    # On our epochs: Tune's own count begins anew when a trial goes on. The last epoch is no rung:
+    # who reaches it ends by itself.
+    return ASHAScheduler(
+        time_attr="epoch", max_t=epochs + 1, grace_period=max(1, epochs // 9), reduction_factor=3
+    )
+
+
+def _searcher(folder: Folder) -> Any:
+    """Optuna's, which is told first of the points that it chose before."""
+    if folder.sweep.search != "optuna":
+        return None
+    try:
+        import optuna  # noqa: F401
+        from ray.tune.search.optuna import OptunaSearch
+    except ImportError:
+        raise InputError(
+            "--search is optuna, which is not installed: pip install 'dps_dist[optuna]'"
+        ) from None
+    known = [trial.point for trial in folder.trials.values()]
+    return OptunaSearch(points_to_evaluate=known or None, seed=0)
+
+
+def _domains(asked: Sweep) -> dict[str, Any]:
+    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform}
+    domains: dict[str, Any] = {}
+    for field, values in asked.space.items():
+        if isinstance(values, list):
+            domains[field] = tune.choice(values)
+        else:
+            ((kind, (low, high)),) = values.items()
+            domains[field] = (
+                tune.randint(low, high + 1) if kind == "randint" else kinds[kind](low, high)
+            )
+    return domains
+
+
+# In the trial's process
+
+
+def trial(asked: Sweep, folder: Storage, point: Point, stopped: set[str]) -> None:
+    """Train a point, telling Tune of each epoch that was measured."""
+    storage = folder / "runs" / spaces.name(point)
+    ended = spaces.name(point) in stopped or storage.exists(SUMMARY)
+    for row in read_metrics(storage):
+        _tell({"kind": "epoch", **row})
+    if ended:
+        return
+    try:
+        if storage.names() and not storage.exists(CONFIG):
+            storage.remove("")  # killed before it began
+        run = Run(for_workers(asked.config(point)), storage, not storage.names(), asked.recipe)
+        _train(run)
+    except InputError as error:
+        tune.report({"refused": str(error)})  # starting again would not mend it
+    except Exception:
+        if storage.exists(CONFIG):
+            storage.write(ERRORS, traceback.format_exc().encode())
+        raise
+
+
+def _tell(event: dict[str, Any]) -> None:
+    if event["kind"] == "epoch" and "accuracy" in event:
+        tune.report({key: event[key] for key in TOLD})
+
+
+def _train(run: Run) -> None:
+    if run.config.launch.worker_range != (1, 1):
+        ray_train.train(run, _Teller())
+        return
+    if run.is_new:
+        run.create()
+    gpu = torch.cuda.is_available()
+    threads = max(1, int(run.config.launch.cpus_per_worker))
+    torch.set_num_threads(threads)
+    with ExitStack() as stack:
+        _lock(run, stack)
+        backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        stack.callback(dist.destroy_process_group)
+        run_loop(run.config, run.storage, _tell, device="cuda" if gpu else "cpu", threads=threads)
+
+
+def _lock(run: Run, stack: ExitStack) -> None:
+    """The run is ours; who had it before may take a moment to die."""
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            stack.enter_context(run.locked())
+            return
+        except InputError:
+            if time.monotonic() > until:
+                raise FailedError(f"{run.storage} is still being trained") from None
+            time.sleep(1)
+
+
+class _Teller:
+    """Stands where the terminal does: epochs go to Tune."""
+
+    def show(self, event: dict[str, Any]) -> None:
+        _tell(event)
+
+    def tick(self) -> None:
+        pass
+
+
+# In the driver
+
+
+class _Listener(tune.Callback):
+    """Keeps the sweep's record of its trials."""
+
+    def __init__(self, folder: Folder, changed: Changed) -> None:
+        self._folder, self._changed = folder, changed
+
+    def on_trial_start(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+    ) -> None:
+        self._note(trial, Trial(self._point(trial), "running"))
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: list[TuneTrial],
+        trial: TuneTrial,
+        result: dict[Any, Any],
+        **info: Any,
+    ) -> None:
+        self._changed(self._folder)
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+    ) -> None:
+        point = self._point(trial)
+        if refused := (trial.last_result or {}).get("refused"):
+            self._note(trial, Trial(point, "failed", refused))
+        elif self._folder.run(spaces.name(point)).exists(SUMMARY):
+            self._note(trial, Trial(point, "finished"))
+        else:
+            self._note(trial, Trial(point, "stopped"))
+
+    def on_trial_error(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+    ) -> None:
+        error = trial.get_error()
+        reason = reason_of(error) if error is not None else "it ended without a word"
+        self._note(trial, Trial(self._point(trial), "failed", reason))
+
+    def _note(self, trial: TuneTrial, state: Trial) -> None:
+        name = spaces.name(state.point)
+        before = self._folder.trials.get(name)
+        if before is not None and before.status in ("finished", "stopped"):
+            state = replace(before)  # only told again
+        self._folder.note(name, state)
+        self._changed(self._folder)
+
+    @staticmethod
+    def _point(trial: TuneTrial) -> Point:
+        point: Point = trial.config.get("point", trial.config)
+        return point

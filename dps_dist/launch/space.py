@@ -1,0 +1,125 @@
+"""What a sweep tries: fields of the configuration and their values → points, one a trial.
+
+A space is a mapping, from the command line or a YAML file:
+
+    method.gamma: [.9, .95, 1]               a list: each of them
+    optim.lr: {loguniform: [1e-4, 1e-1]}     a range to draw from: uniform, loguniform, randint
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dps_dist.errors import InputError
+from dps_dist.recipes import files
+
+Point = dict[str, Any]  # field → value
+Space = dict[str, Any]  # field → list of values, or {kind: [low, high]}
+
+KINDS = ("uniform", "loguniform", "randint")
+EXAMPLE = "write a list of values or, to draw from, {uniform: [low, high]}, loguniform or randint"
+
+
+def read(file: Path) -> Space:
+    if not file.exists():
+        raise InputError(f"--space is {file}: there is no such file")
+    space = files.read(file)
+    check(space, str(file))
+    return space
+
+
+def check(space: Space, where: str) -> None:
+    """Refuse what no trial can be made of."""
+    if not space:
+        raise InputError(f"{where}: nothing to try; give at least one field and its values")
+    for field, values in space.items():
+        if isinstance(values, list):
+            if not values:
+                raise InputError(f"{where}: {field} has no values; give at least one")
+        elif not _is_range(values):
+            raise InputError(f"{where}: {field} is {values!r}: {EXAMPLE}")
+
+
+def _is_range(values: Any) -> bool:
+    if not isinstance(values, dict) or len(values) != 1:
+        return False
+    ((kind, ends),) = values.items()
+    if kind not in KINDS or not isinstance(ends, list) or len(ends) != 2:
+        return False
+    kinds = int if kind == "randint" else int | float
+    if not all(isinstance(end, kinds) and not isinstance(end, bool) for end in ends):
+        return False
+    low, high = ends
+    return math.isfinite(low) and math.isfinite(high) and low < high and (kind[0] != "l" or low > 0)
+
+
+def grid(space: Space) -> list[Point]:
+    """Every combination; the last field runs fastest."""
+    for field, values in space.items():
+        if not isinstance(values, list):
+            raise InputError(f"{field} is a range: give a list of values, or --search random")
+    each = [dict.fromkeys(map(_hashable, values)) for values in space.values()]
+    chosen = itertools.product(*([json.loads(value) for value in values] for values in each))
+    return [dict(zip(space, values, strict=True)) for values in chosen]
+
+
+def _hashable(value: Any) -> str:
+    return json.dumps(value)
+
+
+def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
+    """So many points at random, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    return [{field: _drawn(values, rng) for field, values in space.items()} for _ in range(count)]
+
+
+def _drawn(values: Any, rng: np.random.Generator) -> Any:
+    if isinstance(values, list):
+        return values[int(rng.integers(len(values)))]
+    ((kind, (low, high)),) = values.items()
+    if kind == "randint":
+        return int(rng.integers(low, high, endpoint=True))
+    if kind == "loguniform":
+        return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.6g}")
+    return float(f"{rng.uniform(low, high):.6g}")
+
+
+def ends(space: Space) -> list[Point]:
+    """Points that hold every listed value and both ends of every range: all that can be wrong."""
+    columns = [
+        values if isinstance(values, list) else next(iter(values.values()))
+        for values in space.values()
+    ]
+    longest = max(map(len, columns))
+    return [
+        dict(zip(space, (column[k % len(column)] for column in columns), strict=True))
+        for k in range(longest)
+    ]
+
+
+def settings(point: Mapping[str, Any]) -> list[str]:
+    """As `--set` takes them."""
+    return [f"{field}={json.dumps(value)}" for field, value in point.items()]
+
+
+def name(point: Mapping[str, Any]) -> str:
+    """The trial's folder: gamma0.95-c1000-seed0."""
+    parts = []
+    for field, value in point.items():
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        parts.append(f"{field.rpartition('.')[2]}{text}")
+    joined = "-".join(parts)
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", joined)
+    exact = all(not isinstance(v, float) or float(f"{v:g}") == v for v in point.values())
+    leaves = [field.rpartition(".")[2] for field in point]
+    if safe == joined and exact and len(safe) <= 100 and len(set(leaves)) == len(leaves):
+        return safe
+    told = hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{safe[:80]}-{told}"

@@ -1,0 +1,173 @@
+"""A sweep's folder: what is tried (`sweep.yaml`), how far it is (`trials.json`), a run a trial.
+
+    OUT/NAME/sweep.yaml      recipe, space, seeds, scheduler: what --resume must be asked with
+             trials.json     trial → its point, status and, of a failed one, the reason
+             runs/TRIAL/     a run's folder, as `dps train` writes it
+             results.parquet, index.html, figures/
+
+The runs themselves hold the figures; nothing here is needed to read one of them.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import yaml
+
+from dps_dist import recipes
+from dps_dist.config import Config
+from dps_dist.data import manifest as manifests
+from dps_dist.data.hold_out import HOLD_OUT
+from dps_dist.errors import InputError
+from dps_dist.launch import space as spaces
+from dps_dist.launch.runs import NAME
+from dps_dist.launch.space import Point, Space
+from dps_dist.train.storage import Storage
+
+SWEEP, TRIALS, RUNS = "sweep.yaml", "trials.json", "runs"
+SEED = "train.seed"
+BETTER = {"accuracy": "max", "ece": "min", "nll": "min"}
+
+Status = Literal["waiting", "running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is tried and how; every trial is scored on samples held out of the training set."""
+
+    recipe: str
+    space: Space
+    settings: tuple[str, ...] = ()
+    seeds: int = 1
+    hold_out: int = 0  # 0: the recipe's, or a tenth of the training set
+    workers: str = "1"  # of a trial
+    search: Literal["grid", "random", "optuna"] = "grid"
+    trials: int = 0  # of random and optuna
+    scheduler: Literal["none", "asha"] = "none"
+    metric: str = "accuracy"
+
+    def config(self, point: Point) -> Config:
+        asked = [*self.settings, f"launch.workers={self.workers}", *spaces.settings(point)]
+        held_out = [f"data.hold_out={self.hold_out}"] if self.hold_out else []
+        return recipes.load(self.recipe, [*asked, *held_out, f"evaluate.split={HOLD_OUT}"])
+
+    def points(self) -> list[Point]:
+        """All trials of a grid or a random search: seeds run slowest, so that a sweep that is cut
+        short has every cell."""
+        cells = (
+            spaces.grid(self.space)
+            if self.search == "grid"
+            else spaces.draw(self.space, self.trials)
+        )
+        if SEED in self.space:
+            return cells
+        return [{**cell, SEED: seed} for seed in range(self.seeds) for cell in cells]
+
+
+def checked(sweep: Sweep) -> Sweep:
+    """With the held-out samples settled; refused if any trial would be."""
+    spaces.check(sweep.space, "the space")
+    if sweep.metric not in BETTER:
+        raise InputError(f"--metric is {sweep.metric}: give one of {', '.join(BETTER)}")
+    if sweep.search != "grid" and sweep.trials < 1:
+        raise InputError(f"--trials is {sweep.trials}: --search {sweep.search} needs at least 1")
+    if sweep.seeds < 1:
+        raise InputError(f"--seeds is {sweep.seeds}: give at least 1")
+    if SEED in sweep.space and sweep.seeds > 1:
+        raise InputError(f"--seeds is {sweep.seeds} and {SEED} is in the space: give one of them")
+    if sweep.search == "optuna" and sweep.seeds > 1:
+        raise InputError(f"--seeds is {sweep.seeds}: --search optuna tries each point once")
+    first = replace(sweep, hold_out=1).config(spaces.ends(sweep.space)[0])
+    hold_out = sweep.hold_out or recipes.load(sweep.recipe, sweep.settings).data.hold_out
+    if not hold_out:
+        hold_out = len(manifests.read(first.data.path, "train")) // 10
+    settled = replace(sweep, hold_out=hold_out)
+    points = spaces.grid(sweep.space) if sweep.search == "grid" else spaces.ends(sweep.space)
+    for point in points:
+        settled.config(point)
+    return settled
+
+
+@dataclass
+class Trial:
+    point: Point
+    status: Status = "waiting"
+    reason: str = ""
+
+
+@dataclass
+class Folder:
+    """A sweep's folder, and the trials as they stand."""
+
+    sweep: Sweep
+    storage: Storage
+    trials: dict[str, Trial] = field(default_factory=dict)
+
+    def run(self, name: str) -> Storage:
+        return self.storage / RUNS / name
+
+    def note(self, name: str, trial: Trial) -> None:
+        """Keep a trial's new state, at once."""
+        self.trials[name] = trial
+        text = json.dumps({name: asdict(one) for name, one in self.trials.items()}, indent=1)
+        self.storage.write(TRIALS, text.encode())
+
+    def count(self, *statuses: Status) -> int:
+        return sum(trial.status in statuses for trial in self.trials.values())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else on this machine runs it meanwhile; the lock goes with the process."""
+        if self.storage.local is None:
+            yield
+            return
+        with (self.storage.local / SWEEP).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"{self.storage} is being run by another process") from None
+            yield
+
+
+def open_folder(sweep: Sweep, out: str, name: str, resume: bool) -> Folder:
+    """A new sweep's folder, or with `resume` the one that it was begun in."""
+    if not NAME.fullmatch(name):
+        raise InputError(f"--name is {name!r}: give letters, digits, '.', '_' and '-'")
+    storage = Storage(out) / name
+    if not resume:
+        if storage.names():
+            raise InputError(
+                f"{storage} exists: choose another --name, or continue it with --resume"
+            )
+        return Folder(sweep, storage)
+    if not storage.exists(SWEEP):
+        raise InputError(f"{storage} is not a sweep, it has no {SWEEP}: check --out and --name")
+    before, now = yaml.safe_load(storage.read(SWEEP)), _plain(sweep)
+    differ = [
+        f"{key} is {now[key]!r} and was {before.get(key)!r}"
+        for key in now
+        if now[key] != before.get(key)
+    ]
+    if differ:
+        raise InputError(
+            f"{storage} is another sweep ({'; '.join(differ)}): repeat the command that began it "
+            "with --resume, or choose another --name"
+        )
+    kept: dict[str, Any] = json.loads(storage.read(TRIALS)) if storage.exists(TRIALS) else {}
+    return Folder(sweep, storage, {name: Trial(**trial) for name, trial in kept.items()})
+
+
+def create(folder: Folder) -> None:
+    if folder.storage.local is not None:
+        folder.storage.local.mkdir(parents=True, exist_ok=True)
+    if not folder.storage.exists(SWEEP):
+        text = yaml.safe_dump(_plain(folder.sweep), sort_keys=False, allow_unicode=True)
+        folder.storage.write(SWEEP, text.encode())
+
+
+def _plain(sweep: Sweep) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(sweep)))
+    return plain
