@@ -1,5 +1,7 @@
-"""Training: train, recipes."""
+"""Training: train, submit, recipes."""
 
+import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -8,6 +10,16 @@ from rich.table import Table
 
 from dps_dist import recipes
 from dps_dist.cli.base import Settings, app, console, examples, say
+
+Recipe = Annotated[str | None, typer.Argument(help="A recipe's name or file. [default: digits]")]
+Workers = Annotated[
+    str | None, typer.Option(metavar="N | MIN:MAX", help="Worker processes, fixed or elastic.")
+]
+Out = Annotated[str, typer.Option(help="Where run folders are: a folder, s3://, gs://.")]
+Name = Annotated[str | None, typer.Option(help="The run's folder in --out.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the run --name from its last checkpoint.")
+]
 
 
 @app.command(
@@ -19,21 +31,12 @@ from dps_dist.cli.base import Settings, app, console, examples, say
     )
 )
 def train(
-    recipe: Annotated[
-        str | None, typer.Argument(help="A recipe's name or file. [default: digits]")
-    ] = None,
+    recipe: Recipe = None,
     settings: Settings = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(metavar="N | MIN:MAX", help="Worker processes, fixed or elastic."),
-    ] = None,
-    out: Annotated[
-        str, typer.Option(help="Where run folders are: a folder, s3://, gs://.")
-    ] = "runs",
-    name: Annotated[str | None, typer.Option(help="The run's folder in --out.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run --name from its last checkpoint.")
-    ] = False,
+    workers: Workers = None,
+    out: Out = "runs",
+    name: Name = None,
+    resume: Resume = False,
 ) -> None:
     """Train a model on a Ray cluster, or on this machine where there is none."""
     from dps_dist.launch import runs
@@ -50,6 +53,64 @@ def train(
         start(run, display)
     finally:
         display.close()
+
+
+@app.command(
+    epilog=examples(
+        "dps submit imagenet-resnet152 --address http://head:8265 --workers 64 "
+        "--set data.path=/data/imagenet --out s3://bucket/runs --name imagenet",
+        "dps submit --address http://head:8265 --out s3://bucket/runs --name imagenet --resume",
+        "dps submit digits --address http://head:8265 --token-file token --no-wait "
+        "--set data.path=/data/digits --out /shared/runs",
+    )
+)
+def submit(
+    recipe: Recipe = None,
+    settings: Settings = None,
+    workers: Workers = None,
+    out: Out = "runs",
+    name: Name = None,
+    resume: Resume = False,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The cluster's dashboard.")
+    ] = "http://127.0.0.1:8265",
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the cluster's token. [default: Ray's settings]")
+    ] = None,
+    working_dir: Annotated[
+        Path, typer.Option(help="What travels with the job; data, runs and .gitignore's do not.")
+    ] = Path(),
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Also leave this out; may be repeated.")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the log, and end as the job ends.")] = True,
+) -> None:
+    """`dps train` as a job of a Ray cluster: hand it in, follow it, return its exit code."""
+    from dps_dist.launch import jobs, tokens
+
+    given = {"--workers": workers, "--out": out, "--name": name}
+    options = [word for key, value in given.items() if value for word in (key, value)]
+    command = jobs.entrypoint(
+        recipe if recipe or resume else recipes.DEFAULT,
+        settings or (),
+        [*options, *(["--resume"] if resume else [])],
+        out,
+        working_dir,
+    )
+    cluster = jobs.client(address, tokens.find(token_file))
+    job = jobs.submit(cluster, command, working_dir, exclude or ())
+    say(f"{job}: {command}")
+    if not wait:
+        say(f"`ray job logs --address {address} {job}` shows its log")
+        return
+    try:
+        code = jobs.follow(cluster, job, lambda text: typer.echo(text, nl=False))
+    except KeyboardInterrupt:
+        say(f"{job} goes on: `ray job stop --address {address} {job}` ends it", to=sys.stderr)
+        raise typer.Exit(130) from None
+    ended = "succeeded" if code == 0 else "was stopped" if code == jobs.STOPPED else "failed"
+    say(f"{job} {ended}")
+    raise typer.Exit(code)
 
 
 @app.command(

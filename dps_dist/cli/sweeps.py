@@ -3,6 +3,7 @@
 import datetime
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dps_dist.cli.base import console, say
-from dps_dist.errors import FailedError
+from dps_dist.errors import FailedError, InputError
 
 if TYPE_CHECKING:
     from dps_dist.launch.sweeps import Folder, Sweep
     from dps_dist.report.sweep import Results
     from dps_dist.train.storage import Storage
 
-PUBLISH_S = 5.0
+PUBLISH_S = 5.0  # between two pages, at least
+PAUSE = 20.0  # and so many times what one takes: drawing is not to take the trials' time
 SHOWN = 5  # best cells, in the terminal
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name or file; `dps recipes` lists them.")]
@@ -59,7 +61,7 @@ def start(sweep: "Sweep", out: str, name: str | None, resume: bool, concurrent: 
     from dps_dist.report.sweep_page import PAGE, publish
 
     if resume and name is None:
-        raise typer.BadParameter("--resume needs the --name of the sweep")
+        raise InputError("--resume needs the --name of the sweep that is to be continued")
     folder = open_folder(checked(sweep), out, name or _default_name(sweep.recipe), resume)
     with _publishing(folder.storage) as touched, _progress(folder) as advanced:
 
@@ -93,10 +95,13 @@ def _publishing(storage: "Storage") -> Iterator[threading.Event]:
     touched, ended = threading.Event(), threading.Event()
 
     def keep() -> None:
-        while not ended.wait(PUBLISH_S):
+        pause = PUBLISH_S
+        while not ended.wait(pause):
             if touched.is_set():
                 touched.clear()
+                started = time.monotonic()
                 publish(storage)
+                pause = max(PUBLISH_S, PAUSE * (time.monotonic() - started))
 
     thread = threading.Thread(target=keep, daemon=True)
     thread.start()

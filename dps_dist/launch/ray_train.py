@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dps_dist import methods, models
 from dps_dist.config import KD, Config, Launch
 from dps_dist.errors import FailedError, InputError, PeerFailedError
-from dps_dist.launch import loggers
+from dps_dist.launch import loggers, tokens
 from dps_dist.launch.loggers import Loggers
 from dps_dist.launch.runs import Run
 from dps_dist.train.setup import check_device, check_method, read_sets
@@ -136,7 +136,7 @@ def _try_model(config: Config, num_classes: int) -> None:
                 ) from None
 
 
-def connect() -> bool:
+def connect(dashboard: bool = False) -> bool:
     """Join the cluster of this job or machine, or start Ray here; False if that was done before."""
     _quiet()
     if ray.is_initialized():
@@ -146,8 +146,10 @@ def connect() -> bool:
     ray._private.worker._worker_logs_enabled = False
     address = _cluster_address()
     if address is None:
-        ray.init(address="local", include_dashboard=False, **quiet)
+        ray.init(address="local", include_dashboard=dashboard, **quiet)
         return True
+    if not os.environ.get("RAY_USE_TLS"):
+        tokens.check(address.removeprefix("ray://"))
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:

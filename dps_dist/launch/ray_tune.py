@@ -44,7 +44,8 @@ def sweep(folder: Folder, concurrent: int | None, changed: Changed) -> None:
     config = folder.sweep.config(spaces.ends(folder.sweep.space)[0])
     ray_train.check(config)
     search = _searcher(folder)
-    ours = ray_train.connect()
+    # Ray Train frees what a stopped trial's workers held only where it can ask a dashboard
+    ours = ray_train.connect(dashboard=config.launch.worker_range != (1, 1))
     try:
         most = concurrency(config.launch, nodes(), concurrent)
         create(folder)
@@ -71,6 +72,7 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the runs have their own
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints, however quiet it is told
     os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # a stopped trial may be saving
+    os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # of a refused trial
     asked, alone = folder.sweep, launch.worker_range == (1, 1)
     replay = asked.scheduler != "none" or search is not None
     points = [
@@ -248,6 +250,9 @@ class _Listener(tune.Callback):
 
     def __init__(self, folder: Folder, changed: Changed) -> None:
         self._folder, self._changed = folder, changed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles what it is given into its folder; that copy is never read
 
     def on_trial_start(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any

@@ -110,16 +110,22 @@ def settings(point: Mapping[str, Any]) -> list[str]:
 
 
 def name(point: Mapping[str, Any]) -> str:
-    """The trial's folder: gamma0.95-c1000-seed0."""
-    parts = []
-    for field, value in point.items():
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-        parts.append(f"{field.rpartition('.')[2]}{text}")
-    joined = "-".join(parts)
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", joined)
-    exact = all(not isinstance(v, float) or float(f"{v:g}") == v for v in point.values())
+    """The trial's folder, other for every other point: gamma0.95-c1000-seed0."""
     leaves = [field.rpartition(".")[2] for field in point]
-    if safe == joined and exact and len(safe) <= 100 and len(set(leaves)) == len(leaves):
-        return safe
-    told = hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{safe[:80]}-{told}"
+    joined = "-".join(map("{}{}".format, leaves, map(_text, point.values())))
+    told_apart = len(set(leaves)) == len(leaves) and all(map(_is_exact, point.values()))
+    if told_apart and len(joined) <= 100:
+        return joined
+    known = hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', joined)[:80]}-{known}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether its text stands for this value alone."""
+    if isinstance(value, str):
+        return re.fullmatch(r"[a-z][a-z0-9_]*", value) is not None
+    return isinstance(value, int) or (isinstance(value, float) and float(f"{value:g}") == value)

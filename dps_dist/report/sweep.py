@@ -122,7 +122,7 @@ def best(found: Sequence[Cell], key: str) -> Cell | None:
 
 
 def pareto(found: Sequence[Cell]) -> list[Cell]:
-    """Cells that no other beats in both accuracy and ECE, by falling accuracy."""
+    """Cells that no other beats in accuracy and ECE together, by falling accuracy."""
     measured = [cell for cell in found if all(map(math.isfinite, cell.mean.values()))]
     front: list[Cell] = []
     for cell in sorted(measured, key=lambda c: (-c.mean["accuracy"], c.mean["ece"])):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dps_dist.report import sweep as sweeps
-from dps_dist.report.drawing import Album
+from dps_dist.report.drawing import Album, Drawing
 from dps_dist.report.figures import grid, scatter
 from dps_dist.report.markup import document, paragraph, section, table, tiles
 from dps_dist.report.sweep import METRICS, Cell, Results
@@ -36,8 +36,7 @@ def page(results: Results, album: Album, name: str) -> str:
     found = sweeps.cells(results)
     sections = [
         _best(results, found),
-        section("Over the grid", _heatmaps(results, found, album)),
-        section("Accuracy and calibration together", _pareto(results, found, album)),
+        section("What was found", album.panels(_drawings(results, found))),
         section("Every cell", _table(results, found)),
         _ended_early(results),
         section("What was run", paragraph(_asked(results))),
@@ -66,40 +65,41 @@ def _best(results: Results, found: Sequence[Cell]) -> str:
     return section("Best", tiles(titles, [Shown(_spread(cell, key)) for key, cell in there]))
 
 
-def _heatmaps(results: Results, found: Sequence[Cell], album: Album) -> str:
-    fields = results.fields
-    if len(fields) != 2 or not found:
-        drawings = [
-            scatter.by_field(f"{metric}-{at}", symbol(field), found, at, metric)
-            for at, field in enumerate(fields)
-            for metric in ("accuracy", "ece")
-        ]
-        return album.panels(drawings) if found else ""
-    values = tuple(_sorted({cell.values[k] for cell in found}) for k in (0, 1))
+def _drawings(results: Results, found: Sequence[Cell]) -> list[Drawing]:
+    """Heatmaps of two fields, else each field by itself; then the Pareto front."""
+    if not found:
+        return []
+    fields, front = results.fields, sweeps.pareto(found)
+    of_fields = _heatmaps(fields, found) if len(fields) == 2 else _by_field(fields, found)
+    named = [_name(results, cell) for cell in front]
+    return [*of_fields, *([scatter.pareto(found, front, named)] if front else [])]
+
+
+def _heatmaps(fields: Sequence[str], found: Sequence[Cell]) -> list[Drawing]:
+    rows, columns = (_sorted({cell.values[k] for cell in found}) for k in (0, 1))
     seeds = max(cell.seeds for cell in found)
-    return album.squares(
-        [
-            grid.drawing(
-                f"{key}-grid",
-                TITLES[key] + (" %" if key != "nll" else ""),
-                ("higher" if key == "accuracy" else "lower")
-                + f" is better; mean of {seeds} seed{'s' * (seeds > 1)}",
-                (symbol(fields[0]), symbol(fields[1])),
-                (values[0], values[1]),
-                {(cell.values[0], cell.values[1]): cell.mean[key] for cell in found},
-                percent=key != "nll",
-                higher_is_better=key == "accuracy",
-            )
-            for key in METRICS
-        ]
-    )
+    of = f"mean of {seeds} seeds" if seeds > 1 else "one seed"
+    return [
+        grid.drawing(
+            f"{key}-grid",
+            TITLES[key] + ("" if key == "nll" else " %"),
+            f"{'higher' if key == 'accuracy' else 'lower'} is better; {of}",
+            (symbol(fields[0]), symbol(fields[1])),
+            (rows, columns),
+            {(cell.values[0], cell.values[1]): cell.mean[key] for cell in found},
+            percent=key != "nll",
+            higher_is_better=key == "accuracy",
+        )
+        for key in METRICS
+    ]
 
 
-def _pareto(results: Results, found: Sequence[Cell], album: Album) -> str:
-    front = sweeps.pareto(found)
-    if not front:
-        return ""
-    return album.panels([scatter.pareto(found, front, [_name(results, cell) for cell in front])])
+def _by_field(fields: Sequence[str], found: Sequence[Cell]) -> list[Drawing]:
+    return [
+        scatter.by_field(f"{metric}-{at}", symbol(field), found, at, metric)
+        for at, field in enumerate(fields)
+        for metric in ("accuracy", "ece")
+    ]
 
 
 def ranked(results: Results) -> list[tuple[str, ...]]:

@@ -24,7 +24,7 @@ def drawing(
     higher_is_better: bool,
 ) -> Drawing:
     """`names` and `values`: of the rows, then of the columns; a missing cell stays empty."""
-    size = (max(3.2, 0.58 * len(values[1]) + 1.1), max(1.8, 0.34 * len(values[0]) + 0.8))
+    size = (max(3.2, 0.45 * len(values[1]) + 0.9), max(1.8, 0.3 * len(values[0]) + 0.7))
     draw = partial(
         _draw,
         names=names,
@@ -66,7 +66,7 @@ def _draw(
         if np.isfinite(value):
             light = (goodness[r, c] - least) / max(top - least, 1e-9) > 0.6
             axes.text(
-                c, r, f"{value:.{digits}f}", ha="center", va="center", fontsize=7,
+                c, r, f"{value:.{digits}f}", ha="center", va="center", fontsize=7.5,
                 color="#000000" if light else "#ffffff",
                 fontweight="bold" if goodness[r, c] == top else "normal",
             )  # fmt: skip

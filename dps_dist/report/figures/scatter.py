@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from functools import partial
+from math import isfinite
+from statistics import median
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -9,31 +11,40 @@ from matplotlib.figure import Figure
 from dps_dist.report.drawing import COLOURS, INK, Drawing, short
 from dps_dist.report.sweep import Cell
 
-MOST_NAMED = 6
+STRETCH = 4.0  # below the median: so many times what the best is above it
 
 
 def pareto(found: Sequence[Cell], front: Sequence[Cell], names: Sequence[str]) -> Drawing:
-    """`names`: of the cells on the front, written beside them."""
-    draw = partial(_draw_pareto, found=found, front=front, names=names)
-    about = "up and to the left is better; the line joins cells that none beats in both"
+    """`names`: of the cells on the front, in its order."""
+    shown = _worth_showing(found)
+    left_out = len(found) - len(shown)
+    about = "; ".join(f"{k}: {name}" for k, name in enumerate(names, start=1))
+    about += f"; {left_out} cells of far less accuracy are left out" if left_out else ""
+    draw = partial(_draw_pareto, found=shown, front=front)
     return Drawing("pareto", "accuracy against ECE", about, draw, (4.6, 2.8))
 
 
-def _draw_pareto(
-    figure: Figure, found: Sequence[Cell], front: Sequence[Cell], names: Sequence[str]
-) -> None:
+def _worth_showing(found: Sequence[Cell]) -> list[Cell]:
+    """Without those that collapsed: they would leave no room for the others."""
+    accuracies = [cell.mean["accuracy"] for cell in found if isfinite(cell.mean["accuracy"])]
+    middle = median(accuracies)
+    least = middle - STRETCH * max(max(accuracies) - middle, 0.005)
+    return [cell for cell in found if cell.mean["accuracy"] >= least]
+
+
+def _draw_pareto(figure: Figure, found: Sequence[Cell], front: Sequence[Cell]) -> None:
     axes = figure.add_subplot()
     rest = [cell for cell in found if cell not in front]
+    line = [cell for cell in front if cell in found]
     axes.plot(*_places(rest), "o", color=INK, alpha=0.6, markersize=3, linestyle="none")
-    axes.plot(*_places(front), "o-", color=COLOURS[0], markersize=4.5)
-    for cell, name in list(zip(front, names, strict=True))[:MOST_NAMED]:
+    axes.plot(*_places(line), "o-", color=COLOURS[0], markersize=4.5)
+    for k, cell in enumerate(line, start=1):
         (x,), (y,) = _places([cell])
         axes.annotate(
-            short(name, 40), (x, y), xytext=(5, -3), textcoords="offset points", fontsize=6.5,
-            va="top", color=INK,
-        )  # fmt: skip
+            str(k), (x, y), xytext=(-2, 5), textcoords="offset points", ha="center", color=INK
+        )
     axes.set(xlabel="ECE %", ylabel="accuracy %")
-    axes.margins(0.08)
+    axes.margins(0.1)
 
 
 def _places(cells: Sequence[Cell]) -> tuple[list[float], list[float]]:

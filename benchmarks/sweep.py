@@ -1,0 +1,118 @@
+"""What Ray Tune costs: a 16-cell sweep beside the same 16 trials without it.
+
+    python benchmarks/sweep.py [--quick]
+
+Both run two trials at once on two cores, from the start of a process to the end of the last trial.
+Without Tune: two plain processes that take the trials one after the other; neither Ray, nor page,
+nor records. Pairs are interleaved; the ratio is the median of the pairs'.
+Beside it, one `dps train` of the same trial, which starts Ray anew: 16 of them back to back are
+what a shell loop would do.
+"""
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[1]
+GAMMA, C = (0.8, 0.9, 0.97, 1.0), (5, 20, 50, 200)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="4 cells, one pair")
+    quick = parser.parse_args().quick
+    gamma, c = (GAMMA[:2], C[:2]) if quick else (GAMMA, C)
+    cells = [(g, k) for g in gamma for k in c]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        settings = [f"data.path={prepared(folder)}", "data.hold_out=120"]
+        pairs = []
+        for k in range(1 if quick else 3):
+            tuned = by_tune(folder / f"tune{k}", settings, gamma, c)
+            plain = without(folder / f"plain{k}", settings, cells)
+            pairs.append((tuned, plain))
+            print(f"with Tune {tuned:.1f} s, without {plain:.1f} s", flush=True)
+        single = one_run(folder / "runs", settings, cells[0])
+    overhead = median(tuned / plain for tuned, plain in pairs) - 1
+    tuned = median(tuned for tuned, _ in pairs)
+    print(
+        f"{len(cells)} cells: {overhead:+.0%} by Ray Tune (goal: at most 25%); one `dps train` "
+        f"takes {single:.0f} s, {len(cells)} back to back {len(cells) * single / tuned:.1f} times "
+        "as long as the sweep"
+    )
+
+
+def prepared(folder: Path) -> Path:
+    subprocess.run([dps(), "prepare", "digits", folder / "data"], check=True, capture_output=True)
+    return folder / "data"
+
+
+def dps() -> str:
+    return str(Path(sys.executable).parent / "dps")
+
+
+def by_tune(
+    folder: Path, settings: list[str], gamma: tuple[float, ...], c: tuple[int, ...]
+) -> float:
+    command = [sys.executable, str(ROOT / "tune" / "ablation.py"), "digits-sym40", "--seeds", "1"]
+    command += ["--gamma", ",".join(map(str, gamma)), "--c", ",".join(map(str, c))]
+    command += [word for one in settings for word in ("--set", one)]
+    return timed([*command, "--out", str(folder), "--name", "sweep"])
+
+
+def one_run(folder: Path, settings: list[str], cell: tuple[float, int]) -> float:
+    command = [dps(), "train", "digits-sym40", "--workers", "1", "--out", str(folder)]
+    chosen = [*settings, "evaluate.split=hold_out", *fields(cell)]
+    return timed([*command, *(word for one in chosen for word in ("--set", one))])
+
+
+def timed(command: list[str]) -> float:
+    started = time.monotonic()
+    subprocess.run(
+        command, check=True, capture_output=True, env=os.environ | {"RAY_ADDRESS": "local"}
+    )
+    return time.monotonic() - started
+
+
+def without(folder: Path, settings: list[str], cells: list[tuple[float, int]]) -> float:
+    started = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        jobs = [(str(folder / str(k)), settings, cell) for k, cell in enumerate(cells)]
+        pool.starmap(alone, jobs, chunksize=1)
+    seconds = time.monotonic() - started
+    shutil.rmtree(folder)
+    return seconds
+
+
+def alone(folder: str, settings: list[str], cell: tuple[float, int]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from dps_dist import recipes
+    from dps_dist.train.loop import run
+    from dps_dist.train.storage import Storage
+
+    torch.set_num_threads(1)
+    chosen = [*settings, "evaluate.split=hold_out", "launch.workers=1", *fields(cell)]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run(recipes.load("digits-sym40", chosen), Storage(folder), lambda event: None, threads=1)
+    finally:
+        dist.destroy_process_group()
+
+
+def fields(cell: tuple[float, int]) -> list[str]:
+    return [f"method.gamma={cell[0]}", f"method.c={cell[1]}"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Ray Jobs: hand a command to a cluster, follow it, and end as it ended. What `dps submit` does."""
+
+import asyncio
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import requests
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from dps_dist import recipes
+from dps_dist.errors import FailedError, InputError
+from dps_dist.launch import tokens
+from dps_dist.recipes import files
+
+# Ray leaves out what .gitignore names; these are large wherever they are
+EXCLUDED = (".git", ".venv", "*.beton", "runs", "sweeps", "mlruns", "wandb", "__pycache__")
+STOPPED = 143  # as a process that was asked to end
+ANSWER_S = 10.0
+ASK_S = 0.5
+
+
+def entrypoint(
+    recipe: str | None,
+    settings: Sequence[str],
+    options: Sequence[str],
+    out: str,
+    working_dir: Path,
+) -> str:
+    """The job's command; refused where it would write or read what ends with the job."""
+    if "://" not in out and not Path(out).is_absolute():
+        raise InputError(
+            f"--out is {out}: a job's working directory goes with it; give an absolute path that "
+            "all nodes see, or a URL such as s3://bucket/runs"
+        )
+    if recipe is not None:
+        data = recipes.load(recipe, settings).data
+        if not Path(data.path).is_absolute():
+            raise InputError(
+                f"data.path is {data.path}: data do not travel with a job; prepare them where all "
+                "nodes see them and give that path, as in --set data.path=/data/imagenet"
+            )
+        if files.is_path(recipe):
+            inside = Path(recipe).absolute()
+            if not inside.is_relative_to(working_dir.absolute()):
+                raise InputError(f"{recipe} is outside of --working-dir, {working_dir}: move it in")
+            recipe = str(inside.relative_to(working_dir.absolute()))
+    sets = [word for one in settings for word in ("--set", one)]
+    return shlex.join(["dps", "train", *([recipe] if recipe else []), *sets, *options])
+
+
+def client(address: str, token: str | None) -> JobSubmissionClient:
+    """Of the cluster's dashboard, which is where jobs are handed in."""
+    if not address.startswith(("http://", "https://")):
+        raise InputError(f"--address is {address}: give the dashboard's, such as http://head:8265")
+    try:
+        requests.get(f"{address}/api/version", timeout=ANSWER_S)  # Ray would try for minutes
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        return JobSubmissionClient(address, headers=headers)
+    except AuthenticationError as error:
+        raise _refused(address, error) from None
+    except (requests.RequestException, ConnectionError, RuntimeError) as error:
+        raise InputError(
+            f"--address is {address}: no Ray dashboard answers there ({type(error).__name__}); "
+            "start the cluster, or forward the port 8265 of its head"
+        ) from None
+
+
+def _refused(address: str, error: AuthenticationError) -> InputError:
+    wrong = "failed" in error.message.splitlines()[0]
+    why = "the token is wrong" if wrong else "it wants a token"
+    return InputError(
+        f"the Ray cluster at {address} refuses, {why}: {tokens.REMEDY}, or with --token-file"
+    )
+
+
+def submit(to: JobSubmissionClient, command: str, working_dir: Path, exclude: Sequence[str]) -> str:
+    """Upload the working directory without data; the job's id."""
+    if not working_dir.is_dir():
+        raise InputError(f"--working-dir is {working_dir}: there is no such folder")
+    environment = {"working_dir": str(working_dir), "excludes": [*EXCLUDED, *exclude]}
+    try:
+        job: str = to.submit_job(entrypoint=command, runtime_env=environment)
+    except AuthenticationError as error:
+        raise _refused(to.get_address(), error) from None
+    except (RuntimeError, ValueError) as error:
+        last = str(error).strip().splitlines()[-1]
+        raise InputError(f"the cluster did not take the job: {last[:300]}") from None
+    return job
+
+
+def follow(to: JobSubmissionClient, job: str, say: Callable[[str], None]) -> int:
+    """Its log as it comes; the exit code that it ended with."""
+
+    async def read() -> None:
+        async for text in to.tail_job_logs(job):
+            say(text)
+
+    while not (info := _info(to, job)).status.is_terminal():
+        with suppress(RuntimeError, aiohttp.ClientError):  # the connection is lost, not the job
+            asyncio.run(read())
+        time.sleep(ASK_S)
+    if info.status == JobStatus.SUCCEEDED:
+        return 0
+    if info.status == JobStatus.STOPPED:
+        return STOPPED
+    return info.driver_exit_code or 1
+
+
+def _info(to: JobSubmissionClient, job: str) -> JobDetails:
+    try:
+        return to.get_job_info(job)
+    except (RuntimeError, requests.RequestException, ConnectionError) as error:
+        raise FailedError(
+            f"{to.get_address()} no longer answers ({type(error).__name__}): later "
+            f"`ray job status {job}` says how it ended"
+        ) from None

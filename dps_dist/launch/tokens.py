@@ -1,0 +1,37 @@
+"""The token of a Ray cluster: where it is found, and whether the cluster takes it."""
+
+import os
+from pathlib import Path
+
+import grpc
+
+from dps_dist.errors import InputError
+
+REMEDY = "give the cluster's in RAY_AUTH_TOKEN, or the path of its file in RAY_AUTH_TOKEN_PATH"
+ANY_CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+ANSWER_S = 5.0
+
+
+def find(file: Path | None = None) -> str | None:
+    """From this file, or from where Ray looks for it; none where there is none."""
+    if file is None and os.environ.get("RAY_AUTH_TOKEN"):
+        return os.environ["RAY_AUTH_TOKEN"]
+    named = file or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if named and not Path(named).is_file():
+        option = "--token-file" if file else "RAY_AUTH_TOKEN_PATH"
+        raise InputError(f"{option} is {named}: there is no such file")
+    held = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    return held.read_text().strip() if held.is_file() else None
+
+
+def check(address: str) -> None:
+    """Refuse a wrong token, or none, where one is wanted: Ray itself tries for half a minute."""
+    token = find()
+    sent = (("authorization", f"Bearer {token}"),) if token else ()
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(ANY_CALL)(b"", timeout=ANSWER_S, metadata=sent)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                why = "the token is wrong" if token else "it wants a token"
+                raise InputError(f"the Ray cluster at {address} refuses, {why}: {REMEDY}") from None

@@ -1,0 +1,204 @@
+"""`ray job submit` and `dps submit` on a real cluster: a head and a worker that want a token."""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+from dps_dist.errors import InputError
+from dps_dist.launch import jobs
+from tests.launch.training import DPS, OWN_RAY, PATIENCE_S, Training, kill, processes_of, rows_of
+from tests.launch.training import short_home as make_home
+
+RAY = Path(sys.executable).parent / "ray"
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+class Cluster:
+    """One CPU on each of two nodes, by `ray start`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.token = home, home / "token"
+        self.token.write_text(secrets.token_hex(16))
+        self.token.chmod(0o600)
+        self.stranger = Training(home, ()).env | OWN_RAY | {"HOME": str(home)}  # has no token
+        self.stranger["PATH"] = f"{RAY.parent}:{os.environ['PATH']}"
+        self.env = self.stranger | {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token),
+        }
+        gcs, dashboard, *agents = free_ports(4)
+        self.gcs, self.address = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
+        head = ["--head", f"--port={gcs}", f"--dashboard-port={dashboard}"]
+        self.nodes = [self._start(*head, f"--temp-dir={home}/ray", agent=agents[0])]
+        self._until_up()
+        self.nodes.append(self._start(f"--address={self.gcs}", agent=agents[1]))
+
+    def _start(self, *options: str, agent: int) -> subprocess.Popen:
+        command = [RAY, "start", *options, f"--dashboard-agent-listen-port={agent}"]
+        command += ["--num-cpus=1", "--disable-usage-stats", "--block"]
+        with (self.home / "ray.log").open("ab") as log:
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, env=self.env, start_new_session=True
+            )
+
+    def _until_up(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            try:
+                if requests.get(f"{self.address}/api/version", timeout=5).status_code == 401:
+                    return
+            except requests.ConnectionError:
+                pass
+            time.sleep(0.2)
+        raise AssertionError((self.home / "ray.log").read_text())
+
+    def run(
+        self, *command: object, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [str(word) for word in command],
+            capture_output=True,
+            text=True,
+            env=env or self.env,
+            cwd=self.home / "work",
+            timeout=PATIENCE_S,
+        )
+
+    def close(self) -> None:
+        for node in self.nodes:
+            kill(processes_of(node.pid))
+            node.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with make_home() as home:
+        (home / "work").mkdir()
+        made = Cluster(home)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture(scope="module")
+def train(cluster, digits):
+    """What stands after `dps train` and `dps submit`."""
+    out = cluster.home / "runs"
+    return ["digits", "--set", f"data.path={digits}", "--workers", "2", "--out", str(out)]
+
+
+@pytest.mark.timeout(600)
+def test_who_has_no_token_or_a_wrong_one_is_refused(cluster, train):
+    wrong = cluster.home / "wrong"
+    wrong.write_text("0" * 32)
+    submit = [DPS, "submit", *train, "--name", "a", "--address", cluster.address]
+    for env, more, why in (
+        (cluster.stranger, [], "it wants a token"),
+        (cluster.stranger, ["--token-file", wrong], "the token is wrong"),
+        (cluster.stranger | {"RAY_AUTH_TOKEN": "1" * 32}, [], "the token is wrong"),
+    ):
+        refused = cluster.run(*submit, *more, env=env)
+        assert refused.returncode == 2 and why in refused.stderr, refused.stderr
+        assert refused.stderr.count("\n") == 1 and "RAY_AUTH_TOKEN" in refused.stderr
+    # Nor does one get in by the other door
+    direct = cluster.run(
+        DPS, "train", *train, "--name", "a", env=cluster.stranger | {"RAY_ADDRESS": cluster.gcs}
+    )
+    assert direct.returncode == 2 and "it wants a token" in direct.stderr, direct.stderr
+    assert requests.get(f"{cluster.address}/api/jobs/", timeout=10).status_code == 401
+    forged = {"Authorization": "Bearer " + "0" * 32}
+    asked = requests.get(f"{cluster.address}/api/jobs/", headers=forged, timeout=10)
+    assert asked.status_code == 403
+    assert not (cluster.home / "runs").exists()
+
+
+@pytest.mark.timeout(900)
+def test_a_job_is_followed_stopped_and_resumed(cluster, train):
+    run, epochs = cluster.home / "runs" / "a", ["--set", "train.epochs=40"]
+    job = [RAY, "job", "submit", "--address", cluster.address, "--working-dir", "."]
+    job += ["--submission-id", "first", "--", "dps", "train", *train, *epochs, "--name", "a"]
+    following = subprocess.Popen(
+        [str(word) for word in job],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=cluster.env,
+        cwd=cluster.home / "work",
+    )
+    log = [following.stdout.readline()]
+    while "epoch 3/40" not in log[-1]:
+        assert log[-1], "".join(log)
+        log.append(following.stdout.readline())
+    stopped = cluster.run(RAY, "job", "stop", "--address", cluster.address, "first")
+    assert stopped.returncode == 0, stopped.stderr
+    following.communicate(timeout=PATIENCE_S)
+    assert not (run / "summary.json").exists() and len(rows_of(run)) >= 3
+
+    resumed = cluster.run(
+        *(DPS, "submit", "--address", cluster.address, "--out", run.parent, "--name", "a"),
+        *("--resume", "--token-file", cluster.token),
+        env=cluster.stranger,
+    )
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "epoch 40/40" in resumed.stdout and "succeeded" in resumed.stdout
+    assert "in epoch " in resumed.stdout  # it did not begin anew
+    assert [row["epoch"] for row in rows_of(run)] == list(range(1, 41))
+    assert json.loads((run / "summary.json").read_text())["workers"] == 2
+
+
+@pytest.mark.timeout(600)
+def test_a_job_that_is_refused_or_stopped_ends_so(cluster, train):
+    given = [DPS, "submit", *train, "--address", cluster.address]
+    refused = cluster.run(*given, "--set", "data.path=/nowhere", "--name", "b")
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "dps: /nowhere" in refused.stdout and "failed" in refused.stdout
+    handed_in = cluster.run(*given, "--set", "train.epochs=1000", "--name", "c", "--no-wait")
+    assert handed_in.returncode == 0
+    client = jobs.client(cluster.address, cluster.token.read_text())
+    job = handed_in.stdout.split(":")[0]
+    client.stop_job(job)
+    assert jobs.follow(client, job, lambda text: None) == jobs.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("settings", "out", "sentence"),
+    [
+        ((), "runs", "--out is runs: a job's working directory goes with it"),
+        ((), "/runs", "data.path is data/digits: data do not travel with a job"),
+        (("method.gamma=2",), "/runs", "method.gamma is 2"),
+    ],
+)
+def test_what_would_end_with_the_job_is_refused(settings, out, sentence):
+    with pytest.raises(InputError, match=sentence.replace(".", r"\.")):
+        jobs.entrypoint("digits", settings, [], out, Path())
+
+
+def test_a_recipe_travels_only_inside_the_working_directory(tmp_path):
+    (tmp_path / "in").mkdir()
+    for folder in (tmp_path, tmp_path / "in"):
+        (folder / "my.yaml").write_text("extends: digits\ndata: {path: /data/digits}\n")
+    command = jobs.entrypoint(str(tmp_path / "in" / "my.yaml"), (), [], "/runs", tmp_path / "in")
+    assert command == "dps train my.yaml"
+    with pytest.raises(InputError, match="is outside of --working-dir"):
+        jobs.entrypoint(str(tmp_path / "my.yaml"), (), [], "/runs", tmp_path / "in")
+
+
+@pytest.mark.parametrize("address", ["head:8265", "http://127.0.0.1:9", "http://no.such.host:8265"])
+def test_a_cluster_that_does_not_answer_is_named(address):
+    with pytest.raises(InputError, match=f"--address is {address}"):
+        jobs.client(address, None)

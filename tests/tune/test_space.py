@@ -1,0 +1,161 @@
+"""What a sweep tries: points, their names, and what is refused before anything starts."""
+
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dps_dist.errors import InputError
+from dps_dist.launch import space as spaces
+from dps_dist.launch.runs import NAME
+from dps_dist.launch.sweeps import SEED, Sweep, checked, create, open_folder
+
+values = st.one_of(
+    st.integers(-(10**6), 10**6),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=20),
+    st.booleans(),
+    st.lists(st.integers(0, 9), max_size=3),
+)
+points = st.fixed_dictionaries({"method.gamma": values, "optim.name": values, SEED: values})
+
+
+@given(points, points)
+@example({"a.b": 1}, {"a.b": "1"})
+@example({"a.b": True}, {"a.b": "True"})
+@example({"a.b": "x-c1", "a.c": 2}, {"a.b": "x", "a.c": 12})
+@example({"a.b": 0.1}, {"a.b": 0.1 + 1e-12})
+@example({"a.b": 1, "c.b": 2}, {"a.b": 1, "c.b": 3})
+def test_points_that_differ_have_folders_that_differ(one, other):
+    names = spaces.name(one), spaces.name(other)
+    assert all(NAME.fullmatch(name) for name in names) and max(map(len, names)) <= 100
+    same = {key: (one[key], str(one[key])) for key in one} == {
+        key: (other[key], str(other[key])) for key in other
+    }
+    assert not same or names[0] == names[1]
+    assert names[0] != names[1] or one == other  # 1 and 1.0 are one
+
+
+def test_a_point_is_named_for_people():
+    point = {"method.gamma": 0.95, "method.c": 1000.0, SEED: 2}
+    assert spaces.name(point) == "gamma0.95-c1000-seed2"
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),
+)
+def test_a_grid_has_every_combination_once(one, other):
+    found = spaces.grid({"a.b": one, "c.d": other})
+    assert len(found) == len(one) * len(other)
+    assert {(point["a.b"], point["c.d"]) for point in found} == {(a, b) for a in one for b in other}
+
+
+def test_a_value_that_is_named_twice_is_tried_once():
+    assert len(spaces.grid({"method.c": [5, 5, 7]})) == 2
+
+
+@given(st.integers(0, 2**31), st.floats(1e-6, 1), st.floats(1.5, 1e3))
+def test_what_is_drawn_lies_in_its_range(seed, low, high):
+    space = {
+        "a.u": {"uniform": [low, high]},
+        "a.l": {"loguniform": [low, high]},
+        "a.r": {"randint": [-2, 3]},
+        "a.c": ["x", "y"],
+    }
+    drawn = spaces.draw(space, 20, seed)
+    assert drawn == spaces.draw(space, 20, seed)
+    for point in drawn:
+        assert low * (1 - 1e-5) <= point["a.u"] <= high * (1 + 1e-5)
+        assert low * (1 - 1e-5) <= point["a.l"] <= high * (1 + 1e-5)
+        assert point["a.r"] in range(-2, 4) and point["a.c"] in ("x", "y")
+
+
+def test_loguniform_is_even_over_the_logarithm():
+    drawn = spaces.draw({"a.l": {"loguniform": [1e-4, 1.0]}}, 4000)
+    logs = sorted(math.log10(point["a.l"]) for point in drawn)
+    assert abs(logs[1000] + 3) < 0.15 and abs(logs[3000] + 1) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "nothing to try"),
+        ("method.gamma: []", "method.gamma has no values; give at least one"),
+        ("method.gamma: .9", "method.gamma is 0.9: write a list of values or"),
+        ("optim.lr: {loguniform: [0, 1]}", "optim.lr is {'loguniform': [0, 1]}: write"),
+        ("optim.lr: {uniform: [2, 1]}", "optim.lr is {'uniform': [2, 1]}: write"),
+        ("optim.lr: {normal: [0, 1]}", "optim.lr is {'normal': [0, 1]}: write"),
+        ("method.c: {randint: [1, 2.5]}", "method.c is {'randint': [1, 2.5]}: write"),
+    ],
+)
+def test_a_space_that_says_nothing_is_refused(tmp_path, text, sentence):
+    file = tmp_path / "space.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError) as refused:
+        spaces.read(file)
+    assert str(refused.value).startswith(f"{file}: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"space": {"method.gamma": [0.9, 1.2]}}, "method.gamma is 1.2: should be less than or"),
+        ({"space": {"method.c": [50, 0]}}, "method.c is 0: should be greater than 0"),
+        ({"space": {"method.gama": [0.9]}}, "method.gama is not a field of the configuration: did"),
+        ({"space": {"method.gamma": {"uniform": [0.5, 1.5]}}}, "method.gamma is a range: give a"),
+        (
+            {
+                "space": {"method.gamma": {"uniform": [0.5, 1.5]}},
+                "search": "random",
+                "trials": 2,
+            },
+            "method.gamma is 1.5: should be",
+        ),
+        ({"search": "random"}, "--trials is 0: --search random needs at least 1"),
+        ({"seeds": 0}, "--seeds is 0: give at least 1"),
+        ({"seeds": 2, "space": {SEED: [0, 1]}}, "--seeds is 2 and train.seed is in the space"),
+        ({"hold_out": 10**6}, None),
+    ],
+)
+def test_a_sweep_of_which_a_trial_would_be_refused_is_refused(digits, change, sentence):
+    asked = Sweep(
+        **{
+            "recipe": "digits-sym40",
+            "space": {"method.gamma": [0.9]},
+            "settings": (f"data.path={digits}",),
+            **change,
+        }
+    )
+    if sentence is None:  # seen with the data, before Ray is started
+        from dps_dist.launch import ray_train
+
+        config = checked(asked).config({"method.gamma": 0.9})
+        with pytest.raises(InputError, match=r"data\.hold_out is 1000000"):
+            ray_train.check(config)
+        return
+    with pytest.raises(InputError) as refused:
+        checked(asked)
+    assert sentence in str(refused.value)
+
+
+def test_a_tenth_of_the_training_set_is_held_out(digits):
+    asked = Sweep("digits-sym40", {"method.gamma": [0.9]}, (f"data.path={digits}",), seeds=2)
+    sweep = checked(asked)
+    assert sweep.hold_out == 120
+    config = sweep.config(sweep.points()[1])
+    assert config.evaluate.split == "hold_out" and config.train.seed == 1
+
+
+def test_only_the_same_sweep_is_resumed(digits, tmp_path):
+    asked = checked(Sweep("digits-sym40", {"method.gamma": [0.9]}, (f"data.path={digits}",)))
+    create(open_folder(asked, str(tmp_path), "one", resume=False))
+    assert open_folder(asked, str(tmp_path), "one", resume=True).trials == {}
+    other = checked(Sweep("digits-sym40", {"method.gamma": [0.8]}, (f"data.path={digits}",)))
+    with pytest.raises(InputError, match=r"is another sweep .*space is .*0.8.* and was .*0.9"):
+        open_folder(other, str(tmp_path), "one", resume=True)
+    with pytest.raises(InputError, match="exists: choose another --name"):
+        open_folder(asked, str(tmp_path), "one", resume=False)
+    with pytest.raises(InputError, match=r"is not a sweep, it has no sweep.yaml"):
+        open_folder(asked, str(tmp_path), "two", resume=True)
