@@ -19,7 +19,10 @@ import torch
 from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, TrainingFailedError
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2.api.config import ScalingConfig
+from ray.util.placement_group import remove_placement_group
 from ray.util.queue import Empty, Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -136,7 +139,7 @@ def _try_model(config: Config, num_classes: int) -> None:
                 ) from None
 
 
-def connect(dashboard: bool = False) -> bool:
+def connect() -> bool:
     """Join the cluster of this job or machine, or start Ray here; False if that was done before."""
     _quiet()
     if ray.is_initialized():
@@ -146,7 +149,7 @@ def connect(dashboard: bool = False) -> bool:
     ray._private.worker._worker_logs_enabled = False
     address = _cluster_address()
     if address is None:
-        ray.init(address="local", include_dashboard=dashboard, **quiet)
+        ray.init(address="local", include_dashboard=False, **quiet)
         return True
     if not os.environ.get("RAY_USE_TLS"):
         tokens.check(address.removeprefix("ray://"))
@@ -220,6 +223,7 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
             storage_path=root,
             storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=config.launch.max_failures),
+            callbacks=[_Placed(events)],
         ),
     )
     listeners = Loggers(run)
@@ -306,6 +310,26 @@ def _is_hopeless(error: Exception) -> bool:
     return not isinstance(error, PeerFailedError)  # that one's own error tells
 
 
+class _Placed(WorkerGroupCallback):
+    """Tells, from the controller, where the workers are: who stops a run must free that."""
+
+    def __init__(self, events: Queue) -> None:
+        self._events = events
+
+    def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
+        controller = ray.get_runtime_context().current_actor
+        state = worker_group.get_worker_group_state()
+        group = state.placement_group_handle.placement_group
+        told = {"kind": "placed", "controller": controller, "group": group}
+        self._events.actor.put_nowait.remote(told)  # type: ignore[attr-defined]
+
+
+def _free(placed: dict[str, Any]) -> None:
+    """End the workers of a run that is stopped while this process lives on: Ray would not."""
+    ray.kill(placed["controller"])
+    remove_placement_group(placed["group"])
+
+
 def _follow(
     trainer: TorchTrainer, events: Queue, display: Display, listeners: Loggers
 ) -> dict[str, Any]:
@@ -323,26 +347,35 @@ def _follow(
     thread = threading.Thread(target=fit, daemon=True)
     thread.start()
     summary: dict[str, Any] | None = None
+    placed: dict[str, Any] | None = None
     heard = time.monotonic()
-    while True:
-        running = thread.is_alive()
-        found = _waiting(events)
-        heard = time.monotonic() if found else heard
-        if time.monotonic() - heard > SILENCE_S:
-            text = "nothing heard for two minutes: are workers placed? `ray status` says"
-            display.show({"kind": "note", "text": text})
-            heard = math.inf
-        for event in found:
-            if event["kind"] == "refused":
-                raise InputError(event["text"])
-            if event["kind"] == "end":
-                summary = {key: value for key, value in event.items() if key != "kind"}
-            display.show(event)
-            listeners.hear(event)
-        display.tick()
-        if not running:
-            break
-        thread.join(POLL_S)
+    try:
+        while True:
+            running = thread.is_alive()
+            found = _waiting(events)
+            heard = time.monotonic() if found else heard
+            if time.monotonic() - heard > SILENCE_S:
+                text = "nothing heard for two minutes: are workers placed? `ray status` says"
+                display.show({"kind": "note", "text": text})
+                heard = math.inf
+            for event in found:
+                if event["kind"] == "refused":
+                    raise InputError(event["text"])
+                if event["kind"] == "placed":
+                    placed = event
+                    continue
+                if event["kind"] == "end":
+                    summary = {key: value for key, value in event.items() if key != "kind"}
+                display.show(event)
+                listeners.hear(event)
+            display.tick()
+            if not running:
+                break
+            thread.join(POLL_S)
+    except BaseException:
+        if placed is not None and thread.is_alive():
+            _free(placed)
+        raise
     if failure:
         raise failure[0]
     assert summary is not None, "a run that ends says so"

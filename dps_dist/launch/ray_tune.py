@@ -44,8 +44,7 @@ def sweep(folder: Folder, concurrent: int | None, changed: Changed) -> None:
     config = folder.sweep.config(spaces.ends(folder.sweep.space)[0])
     ray_train.check(config)
     search = _searcher(folder)
-    # Ray Train frees what a stopped trial's workers held only where it can ask a dashboard
-    ours = ray_train.connect(dashboard=config.launch.worker_range != (1, 1))
+    ours = ray_train.connect()
     try:
         most = concurrency(config.launch, nodes(), concurrent)
         create(folder)

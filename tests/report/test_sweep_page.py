@@ -183,7 +183,7 @@ def test_every_figure_is_seen_in_a_browser(grid, tmp_path):
     try:
         for width in (360, 1600):
             browser.open(grid.local / "index.html", width, dark=width == 360)
-            assert browser.complaints == []
+            assert browser.said == []
             boxes = browser.ask(
                 "[...document.querySelectorAll('figure svg')].map(e => {"
                 "const b = e.getBoundingClientRect(); return [b.left, b.right, b.height]})"
