@@ -223,7 +223,7 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
             storage_path=root,
             storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=config.launch.max_failures),
-            callbacks=[_Placed(events)],
+            callbacks=[_Placed(events)],  # type: ignore[list-item]  # internal ones may be given
         ),
     )
     listeners = Loggers(run)

@@ -101,7 +101,7 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
             scheduler=_scheduler(asked),
             num_samples=asked.trials if search else 1,
             max_concurrent_trials=most,
-            reuse_actors=alone,
+            reuse_actors=True,  # and a stopped trial gets the time to free its workers
         ),
         run_config=tune.RunConfig(
             name=f"{time.time_ns()}",
