@@ -324,8 +324,8 @@ class _Placed(WorkerGroupCallback):
         self._events.actor.put_nowait.remote(told)  # type: ignore[attr-defined]
 
 
-def _free(placed: dict[str, Any]) -> None:
-    """End the workers of a run that is stopped while this process lives on: Ray would not."""
+def free(placed: dict[str, Any]) -> None:
+    """End the workers of a run whose process is gone while its job goes on: Ray would not."""
     ray.kill(placed["controller"])
     remove_placement_group(placed["group"])
 
@@ -347,35 +347,26 @@ def _follow(
     thread = threading.Thread(target=fit, daemon=True)
     thread.start()
     summary: dict[str, Any] | None = None
-    placed: dict[str, Any] | None = None
     heard = time.monotonic()
-    try:
-        while True:
-            running = thread.is_alive()
-            found = _waiting(events)
-            heard = time.monotonic() if found else heard
-            if time.monotonic() - heard > SILENCE_S:
-                text = "nothing heard for two minutes: are workers placed? `ray status` says"
-                display.show({"kind": "note", "text": text})
-                heard = math.inf
-            for event in found:
-                if event["kind"] == "refused":
-                    raise InputError(event["text"])
-                if event["kind"] == "placed":
-                    placed = event
-                    continue
-                if event["kind"] == "end":
-                    summary = {key: value for key, value in event.items() if key != "kind"}
-                display.show(event)
-                listeners.hear(event)
-            display.tick()
-            if not running:
-                break
-            thread.join(POLL_S)
-    except BaseException:
-        if placed is not None and thread.is_alive():
-            _free(placed)
-        raise
+    while True:
+        running = thread.is_alive()
+        found = _waiting(events)
+        heard = time.monotonic() if found else heard
+        if time.monotonic() - heard > SILENCE_S:
+            text = "nothing heard for two minutes: are workers placed? `ray status` says"
+            display.show({"kind": "note", "text": text})
+            heard = math.inf
+        for event in found:
+            if event["kind"] == "refused":
+                raise InputError(event["text"])
+            if event["kind"] == "end":
+                summary = {key: value for key, value in event.items() if key != "kind"}
+            display.show(event)
+            listeners.hear(event)
+        display.tick()
+        if not running:
+            break
+        thread.join(POLL_S)
     if failure:
         raise failure[0]
     assert summary is not None, "a run that ends says so"

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+from ray.util.queue import Queue
 
 from dps_dist.config import Launch
 from dps_dist.errors import FailedError, InputError
@@ -87,8 +88,10 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
     url = folder.storage.url
     stopped = {name for name, trial in folder.trials.items() if trial.status == "stopped"}
 
+    placed = None if alone else Queue(actor_options={"num_cpus": 0})
+
     def one(config: dict[str, Any]) -> None:
-        trial(asked, Storage(url), config.get("point", config), stopped)
+        trial(asked, Storage(url), config.get("point", config), stopped, placed)
 
     filesystem, root = folder.storage.filesystem
     tuner = tune.Tuner(
@@ -101,14 +104,14 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
             scheduler=_scheduler(asked),
             num_samples=asked.trials if search else 1,
             max_concurrent_trials=most,
-            reuse_actors=True,  # and a stopped trial gets the time to free its workers
+            reuse_actors=alone,
         ),
         run_config=tune.RunConfig(
             name=f"{time.time_ns()}",
             storage_path=f"{root}/tune",
             storage_filesystem=filesystem,
             failure_config=tune.FailureConfig(max_failures=launch.max_failures),
-            callbacks=[_Listener(folder, changed)],
+            callbacks=[_Listener(folder, changed, placed)],
             verbose=0,
         ),
     )
@@ -174,8 +177,10 @@ def _domains(asked: Sweep) -> dict[str, Any]:
 # In the trial's process
 
 
-def trial(asked: Sweep, folder: Storage, point: Point, stopped: set[str]) -> None:
-    """Train a point, telling Tune of each epoch that was measured."""
+def trial(
+    asked: Sweep, folder: Storage, point: Point, stopped: set[str], placed: Queue | None
+) -> None:
+    """Train a point, telling Tune of each epoch that was measured, and the driver of workers."""
     storage = folder / "runs" / spaces.name(point)
     ended = spaces.name(point) in stopped or storage.exists(SUMMARY)
     for row in read_metrics(storage):
@@ -186,7 +191,7 @@ def trial(asked: Sweep, folder: Storage, point: Point, stopped: set[str]) -> Non
         if storage.names() and not storage.exists(CONFIG):
             storage.remove("")  # killed before it began
         run = Run(for_workers(asked.config(point)), storage, not storage.names(), asked.recipe)
-        _train(run)
+        _train(run, placed)
     except InputError as error:
         tune.report({"refused": str(error)})  # starting again would not mend it
     except Exception:
@@ -200,9 +205,9 @@ def _tell(event: dict[str, Any]) -> None:
         tune.report({key: event[key] for key in TOLD})
 
 
-def _train(run: Run) -> None:
-    if run.config.launch.worker_range != (1, 1):
-        ray_train.train(run, _Teller())
+def _train(run: Run, placed: Queue | None) -> None:
+    if placed is not None:
+        ray_train.train(run, _Teller(run.storage.name, placed))
         return
     if run.is_new:
         run.create()
@@ -232,9 +237,14 @@ def _lock(run: Run, stack: ExitStack) -> None:
 
 
 class _Teller:
-    """Stands where the terminal does: epochs go to Tune."""
+    """Stands where the terminal does: epochs go to Tune, places to the driver."""
+
+    def __init__(self, name: str, placed: Queue) -> None:
+        self._name, self._placed = name, placed
 
     def show(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "placed":
+            self._placed.put((self._name, event))
         _tell(event)
 
     def tick(self) -> None:
@@ -245,10 +255,11 @@ class _Teller:
 
 
 class _Listener(tune.Callback):
-    """Keeps the sweep's record of its trials."""
+    """Keeps the sweep's record of its trials, and frees what those held that are gone."""
 
-    def __init__(self, folder: Folder, changed: Changed) -> None:
-        self._folder, self._changed = folder, changed
+    def __init__(self, folder: Folder, changed: Changed, placed: Queue | None) -> None:
+        self._folder, self._changed, self._placed = folder, changed, placed
+        self._held: dict[str, list[dict[str, Any]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles what it is given into its folder; that copy is never read
@@ -288,11 +299,21 @@ class _Listener(tune.Callback):
 
     def _note(self, trial: TuneTrial, state: Trial) -> None:
         name = spaces.name(state.point)
+        self._free(name)
         before = self._folder.trials.get(name)
         if before is not None and before.status in ("finished", "stopped"):
             state = replace(before)  # only told again
         self._folder.note(name, state)
         self._changed(self._folder)
+
+    def _free(self, name: str) -> None:
+        """Of a trial that ended or begins again: if Tune killed it, its workers are still there."""
+        if self._placed is None:
+            return
+        for of, event in self._placed.get_nowait_batch(self._placed.qsize()):
+            self._held.setdefault(of, []).append(event)
+        for event in self._held.pop(name, []):
+            ray_train.free(event)
 
     @staticmethod
     def _point(trial: TuneTrial) -> Point:
