@@ -78,11 +78,15 @@ job() {
         return
     fi
     run ray job submit --address "$address" --submission-id "$id" --entrypoint-num-gpus "$2" -- "${@:3}"
+    [ -z "$dry" ] || return 0
     # A job that somebody stopped ends with 0 too
-    [ -n "$dry" ] || ray job status --address "$address" "$id" 2>&1 | grep -q SUCCEEDED || {
-        echo "imagenet.sh: job $id did not succeed: its log says why; run this again to go on" >&2
-        exit 1
-    }
+    case $(ray job status --address "$address" "$id" 2>&1) in
+        *"Job '$id' succeeded"*) ;;
+        *)
+            echo "imagenet.sh: job $id did not succeed: its log says why; run this again to go on" >&2
+            exit 1
+            ;;
+    esac
 }
 
 # train NAME RECIPE SETTING...: begins, goes on, or is done

@@ -12,6 +12,7 @@ import pytest
 from dps_dist.recipes import paper
 from tests.conftest import write_photos
 from tests.deploy.commands import DEPLOY, ROOT, config_of, parsed
+from tests.deploy.ray_head import RAY, head
 from tests.launch.training import ELSEWHERE, OWN_RAY, short_home
 
 SCRIPT = DEPLOY / "reproduce" / "imagenet.sh"
@@ -136,6 +137,43 @@ def test_again_it_does_what_is_missing(tmp_path):
     assert resume == f"train --name imagenet-resnet152-te-1 --out {runs} --workers 8 --resume"
     assert begin.startswith("train imagenet-resnet152-te --name imagenet-resnet152-te-2")
     assert done.returncode == 1, "what fails ends it: no evaluation of half of the runs"
+
+
+@pytest.mark.timeout(400)
+def test_its_jobs_run_on_a_cluster_and_a_stopped_one_ends_it(tmp_path):
+    """On a real Ray, which asks for a token; only `dps` is a script that notes how it is called."""
+    calls, dps = tmp_path / "calls", tmp_path / "dps"
+    dps.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\ncase $1 in evaluate) exec sleep 300 ;; esac\n'
+    )
+    dps.chmod(0o755)
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    path = f"{tmp_path}:{RAY.parent}:{os.environ['PATH']}"
+    call = [SCRIPT, "--images", tmp_path / "images", "--models", "resnet152", "--rows", "kd"]
+    call += ["--seeds", "4", "--gpus", "0", "--set", "method={T: 2, lam: 0.5}"]
+    with short_home() as home, head(home, path) as ray:
+        started = subprocess.Popen(
+            [*call, "--address", ray.address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ray.env,
+            cwd=tmp_path,
+        )
+        for line in started.stdout:
+            if "Running entrypoint" in line and "dps evaluate" in line:
+                job = shlex.split(line)[4].rstrip(":")
+                stop = [RAY, "job", "stop", "--address", ray.address, job]
+                subprocess.run(stop, env=ray.env, check=True, capture_output=True)
+        _, errors = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert f"imagenet.sh: job {job} did not succeed" in errors
+    prepare, train, evaluate = calls.read_text().splitlines()
+    assert prepare.startswith("prepare") and evaluate.startswith("evaluate")
+    assert train.startswith("train imagenet-resnet152-kd ")
+    assert "--set method={T: 2, lam: 0.5} " in train  # in one piece, through two shells
+    teacher = f"{tmp_path}/runs/imagenet/imagenet-resnet152-baseline-4"
+    assert train.endswith(f"--set train.seed=4 --set method.teachers=[{teacher}]")
 
 
 @pytest.mark.parametrize("script", sorted(DEPLOY.rglob("*.sh")), ids=lambda path: path.name)
