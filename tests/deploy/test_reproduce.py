@@ -96,7 +96,7 @@ def test_what_is_wrong_is_said_in_a_sentence(options, said):
     assert line.startswith("imagenet.sh: ") and said in line
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_from_images_to_report(tmp_path):
     """All of it, with one tiny run."""
     write_photos(tmp_path / "images", per_class=16)
@@ -139,7 +139,7 @@ def test_again_it_does_what_is_missing(tmp_path):
     assert done.returncode == 1, "what fails ends it: no evaluation of half of the runs"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_its_jobs_run_on_a_cluster_and_a_stopped_one_ends_it(tmp_path):
     """On a real Ray, which asks for a token; only `dps` is a script that notes how it is called."""
     calls, dps = tmp_path / "calls", tmp_path / "dps"
