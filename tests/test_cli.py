@@ -228,3 +228,20 @@ def test_a_wheel_holds_the_recipes(tmp_path):
     assert "dps_dist/recipes/tables/paper.yaml" in names
     assert "dps_dist/py.typed" in names
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)
+
+
+def test_plan(dps):
+    code, out, _ = dps(
+        *("plan", "imagenet-resnet152", "--nodes", 8, "--gpus-per-node", 8),
+        *("--bandwidth", 100, "--images-per-s", 500),
+    )
+    assert code == 0 and "2.56 GB" in out and "1,281,167" in out and "200 epochs" in out
+    code, out, _ = dps("plan", "cifar10-resnet18", "--gpus-per-node", 4)
+    assert code == 0 and "give --images-per-s" in out
+    refused = ("plan", "imagenet-resnet152")
+    assert_sentence(dps(*refused, "--nodes", 0), "--nodes is 0", "1 or more")
+    assert_sentence(dps(*refused, "--bandwidth", -1), "--bandwidth is -1", "above 0")
+    assert_sentence(dps(*refused, "--images-per-s", "nan"), "--images-per-s is nan", "above 0")
+    assert_sentence(dps(*refused, "--nodes", 999), "7992 workers", "data.batch_size is only 1024")
+    assert_sentence(dps(*refused, "--set", "data.path=birds"), "birds", "--samples")
+    assert_sentence(dps(*refused, "--classes", 1), "--classes is 1", "2 or more")
