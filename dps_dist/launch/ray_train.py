@@ -215,11 +215,8 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
             failure_config=FailureConfig(max_failures=config.launch.max_failures),
         ),
     )
-    listeners = Loggers(run)
-    try:
+    with Loggers(run, lambda text: display.show({"kind": "note", "text": text})) as listeners:
         return _follow(trainer, events, display, listeners)
-    finally:
-        listeners.close()
 
 
 def placement(launch: Launch, nodes: list[dict[str, float]]) -> ScalingConfig:
