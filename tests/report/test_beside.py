@@ -1,5 +1,6 @@
 """What stands beside a run's own figures: the paper's, the samples' images, other runs."""
 
+import json
 import re
 import sys
 
@@ -151,6 +152,19 @@ def test_different_data_are_refused(tmp_path):
     known = [run("e", {"source": "imagefolder", "path": p}, evaluation()) for p in ("x",)]
     known.append(run("f", {"source": "imagefolder", "path": "y"}, evaluation()))
     html.page(known)
+    for k, change in enumerate(({}, {"samples": 40_000}, {"sum of class names": 8})):
+        folders = [tmp_path / f"{k}{name}" for name in "ab"]
+        for folder, facts in zip(folders, ({}, change), strict=True):
+            write_run(folder, rows(), config={"data": {"source": "cifar10"}})
+            summary = json.loads((folder / "summary.json").read_text())
+            summary |= {"samples": 50_000, "classes": 10, "sum of class names": 7} | facts
+            (folder / "summary.json").write_text(json.dumps(summary))
+        pair = [tables.read(folder) for folder in folders]
+        if change:
+            with pytest.raises(InputError, match=r"\(50000 samples, .* class names\) but .* \("):
+                html.page(pair)
+        else:
+            html.page(pair)
     other = run("g", {"source": "imagefolder", "path": "x"}, evaluation(names=list("abcdefghij")))
     with pytest.raises(InputError, match="different data sets"):
         html.page([known[0], other])

@@ -72,6 +72,7 @@ def only_one(folder, **more):
 def test_has_the_figures_that_the_run_measured(teacher):
     """With the averaged weights, by which it was measured."""
     measured = json.loads((teacher / "summary.json").read_text())
+    assert (measured["samples"], measured["classes"]) == (1200, 10)
     found = only_one(teacher)
     for key in ("accuracy", "top5", "nll", "ece"):
         assert found.figures[key] == pytest.approx(measured[key], rel=1e-5)
