@@ -131,13 +131,13 @@ LOGGERS: Mapping[str, tuple[type[Logger], str]] = {  # and the package that each
 class Loggers:
     """All loggers of a run, fed with the events that the display shows, too.
 
-    The run outlives them: what one cannot do is noted once, and tried again at the next event.
+    The run outlives them: one that fails is noted and left out. It has tried for long enough, as
+    MLflow does for minutes, in which nobody hears what the workers tell.
     """
 
     def __init__(self, run: Run, note: Callable[[str], None]) -> None:
         self._run, self._note = run, note
         self._all = {name: LOGGERS[name][0]() for name in names(run.config)}
-        self._failing: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -153,14 +153,13 @@ class Loggers:
             self._each(lambda logger: logger.log(event["step"], figures))
 
     def _each(self, do: Callable[[Logger], None]) -> None:
-        for name, logger in self._all.items():
+        for name, logger in list(self._all.items()):
             try:
                 do(logger)
             except Exception as error:  # of a server, a network, another package: any
-                if name not in self._failing:
-                    self._failing.add(name)
-                    said = (str(error).splitlines() or [repr(error)])[0]
-                    self._note(f"{name} cannot log this run ({said}): it goes on without")
+                del self._all[name]
+                said = (str(error).splitlines() or [repr(error)])[0]
+                self._note(f"{name} cannot log this run ({said}): it goes on without")
 
 
 def identity(run: Run) -> str:

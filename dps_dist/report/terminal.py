@@ -45,7 +45,7 @@ def tables(
         columns.insert(len(figures), means)
     while columns:
         made = Table("", box=None, header_style="bold", pad_edge=False)
-        room, block = width - max(map(len, titles)), []
+        room, block = width - max(map(len, titles)), list[list[str]]()
         while columns:
             name, cells = columns[0]
             wide = max(min(len(name), NAME_WIDTH), *map(len, cells))

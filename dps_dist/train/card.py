@@ -47,12 +47,12 @@ def _figures(storage: Storage, trained: Trained) -> tuple[dict[str, float], str]
     """
     facts, summary = (_json(storage, name) for name in ("evaluation.json", SUMMARY))
     own, split = (trained.moment.epoch, trained.moment.position), trained.config.evaluate.split
-    if (facts.get("epoch"), facts.get("position")) == own:
+    if "figures" in facts and (facts.get("epoch"), facts.get("position")) == own:
         found = _numbers(facts["figures"]) | _numbers({"temperature": facts.get("temperature")})
         for name, held in facts.get("on", {}).items():
             further = _numbers({**held, **held.get("figures", {}), "samples": None})
             found |= {f"{key} on {name}": value for key, value in further.items()}
-        return found, str(facts["split"])
+        return found, str(facts.get("split", split))
     at_end = (summary.get("epochs"), 0) == own
     return _numbers({key: summary.get(key) for key in MEASURED}) if at_end else {}, split
 

@@ -19,7 +19,7 @@ from dps_dist.data.hold_out import HOLD_OUT
 from dps_dist.errors import InputError
 from dps_dist.evaluate import dark_knowledge
 from dps_dist.evaluate.calibration import fit_temperature
-from dps_dist.evaluate.metrics import all_figures, reliability
+from dps_dist.evaluate.metrics import all_figures, measured
 from dps_dist.train import elsewhere
 from dps_dist.train.checkpoint import complete
 from dps_dist.train.predict import Predicted, Progress, Shown, on_split, split_of
@@ -114,6 +114,7 @@ def _of_run(
     progress: Progress,
 ) -> Evaluation:
     predicted = on_split(run, shown, progress=progress)
+    counted = measured(*predicted)
     report: dict[str, Any] = {
         "run": run.name,
         "epoch": run.moment.epoch,
@@ -121,8 +122,8 @@ def _of_run(
         "split": split or run.config.evaluate.split,
         "samples": len(predicted.labels),
         "class_names": list(shown.manifest.class_names),
-        "figures": all_figures(*predicted),
-        "reliability": reliability(*predicted),
+        "figures": counted.figures(),
+        "reliability": counted.reliability(),
     }
     if run.config.data.hold_out:
         held_out = split_of(run, HOLD_OUT)
@@ -138,11 +139,11 @@ def _of_run(
 
 def _with_temperature(report: dict[str, Any], predicted: Predicted, held_out: Predicted) -> None:
     temperature = fit_temperature(*held_out)
-    scaled = Predicted(predicted.logits / temperature, predicted.labels)
-    figures = all_figures(*scaled)
+    scaled = measured(predicted.logits / temperature, predicted.labels)
+    figures = scaled.figures()
     report["temperature"] = temperature
     report["figures"] |= {f"{key}_ts": figures[key] for key in OF_TEMPERATURE}
-    report["reliability_ts"] = reliability(*scaled)
+    report["reliability_ts"] = scaled.reliability()
 
 
 def _ta_kl(

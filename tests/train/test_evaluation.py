@@ -19,8 +19,8 @@ from dps_dist.data.order import EpochOrder
 from dps_dist.data.sources.cifar import CIFAR10_CLASSES
 from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
+from dps_dist.evaluate import metrics
 from dps_dist.evaluate.calibration import fit_temperature
-from dps_dist.evaluate.metrics import all_figures
 from dps_dist.train.checkpoint import Moment, Writer, complete, open_checkpoint
 from dps_dist.train.evaluation import ensemble, evaluate
 from dps_dist.train.manifest import FOLDER
@@ -389,9 +389,8 @@ def test_a_mean_is_of_runs_that_differ_in_seeds_alone(other, tmp_path, monkeypat
 
 def test_the_table_holds_what_json_can(teacher, tmp_path, monkeypatch):
     run, out = shutil.copytree(teacher, tmp_path / "run"), tmp_path / "new" / "table.json"
-    known = "dps_dist.train.evaluation.all_figures"
-    real = all_figures
-    monkeypatch.setattr(known, lambda *given: {**real(*given), "nll": math.nan})
+    real = metrics.Figures.figures
+    monkeypatch.setattr(metrics.Figures, "figures", lambda own: real(own) | {"nll": math.nan})
     assert run_command(monkeypatch, run, "--out", out) == 0
     assert json.loads(out.read_text())["runs"][str(run)]["figures"]["nll"] is None
 
