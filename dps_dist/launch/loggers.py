@@ -12,8 +12,9 @@ from typing import Any, Self
 
 from dps_dist.config import Config
 from dps_dist.errors import InputError
-from dps_dist.launch.runs import Run, flat
+from dps_dist.launch.runs import PASSWORD, Run, flat
 
+MOST_SAID = 200  # characters of an error
 PROJECT, TAG = "dps_dist", "dps_dist_run"
 
 
@@ -158,8 +159,13 @@ class Loggers:
                 do(logger)
             except Exception as error:  # of a server, a network, another package: any
                 del self._all[name]
-                said = (str(error).splitlines() or [repr(error)])[0]
-                self._note(f"{name} cannot log this run ({said}): it goes on without")
+                self._note(f"{name} cannot log this run ({_said(error)}): it goes on without")
+
+
+def _said(error: Exception) -> str:
+    """The first line, or what there is room for, without the password of a server's address."""
+    line = (str(error).splitlines() or [repr(error)])[0]
+    return PASSWORD.sub("://***@", line[:MOST_SAID])
 
 
 def identity(run: Run) -> str:
