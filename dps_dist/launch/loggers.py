@@ -165,7 +165,7 @@ class Loggers:
 def _said(error: Exception) -> str:
     """The first line, or what there is room for, without the password of a server's address."""
     line = (str(error).splitlines() or [repr(error)])[0]
-    return PASSWORD.sub("://***@", line[:MOST_SAID])
+    return PASSWORD.sub("://***@", line)[:MOST_SAID]
 
 
 def identity(run: Run) -> str:
