@@ -26,6 +26,7 @@ from dps_dist.data.loader import eval_loader, noisy_labels
 from dps_dist.data.manifest import read
 from dps_dist.data.sources import open_source
 from dps_dist.data.write import ImageOptions, write_split
+from dps_dist.report.audit import score
 from dps_dist.train.loop import epoch
 from dps_dist.train.measure import held_out_logits
 from dps_dist.train.setup import Training, build
@@ -118,14 +119,10 @@ def some(num_samples: int, count: int | None) -> NDArray[np.int32]:
 def score_of_dps(
     config: Config, part: NDArray[np.int32], labels: NDArray[np.int64], scratch: Path
 ) -> NDArray[np.float64]:
-    """The audit's score: the most evidence for another class, less that for the label."""
     training = trained(config, part, scratch)
     assert training.targets is not None
-    evidence = training.targets.evidence(torch.from_numpy(part).long()).double().numpy()
-    given = labels[part]
-    own = evidence[np.arange(len(part)), given]
-    evidence[np.arange(len(part)), given] = -np.inf
-    return np.asarray(evidence.max(1) - own)
+    evidence = training.targets.evidence(torch.from_numpy(part).long()).double()
+    return np.asarray(score(evidence, torch.from_numpy(labels[part])))
 
 
 def score_of_cleanlab(

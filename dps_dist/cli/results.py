@@ -72,14 +72,15 @@ def evaluate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the table there, as JSON.")] = None,
 ) -> None:
-    """Every figure of trained runs, into RUN/evaluation.json; of several, mean ± deviation and the
-    ensemble's."""
+    """Every figure of trained runs, into RUN/evaluation.json; of several also their ensemble's, and
+    mean ± deviation if they differ only in seeds."""
     import json
 
     import torch
 
-    from dps_dist.report import terminal
+    from dps_dist.report import terminal, write_whole
     from dps_dist.train import evaluation
+    from dps_dist.train.state import finite
 
     with console.status("evaluating") as status:
         found = evaluation.evaluate(
@@ -94,12 +95,15 @@ def evaluate(
         one.write()
     together = evaluation.ensemble(found) if len(found) > 1 else None
     rows = {one.run.folder: one.report for one in found}
-    console.print(terminal.table(rows, together))
+    same = evaluation.repeats(found)
+    for table in terminal.tables(rows, together, repeats=same, width=console.width):
+        console.print(table)
     for line in terminal.elsewhere(rows):
         say(line)
     if out is not None:
-        both = {"runs": rows, **({"ensemble": together} if together else {})}
-        out.write_text(json.dumps(both, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        both = finite({"runs": rows, **({"ensemble": together} if together else {})})
+        text = json.dumps(both, indent=1, allow_nan=False, ensure_ascii=False)
+        write_whole(out, f"{text}\n".encode())
     say(f"written to {', '.join(f'{folder}/{evaluation.JSON}' for folder in rows)}")
 
 
@@ -117,7 +121,7 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
     epilog=examples(
         "dps audit runs/dps",
         "dps audit runs/dps --html wrong-labels.html --top 200",
-        "dps audit runs/dps --fix",
+        "dps audit runs/dps --fix --threshold .5",
     )
 )
 def audit(
@@ -130,6 +134,15 @@ def audit(
     fix: Annotated[
         bool, typer.Option("--fix", help="Write a corrected manifest beside the data's own.")
     ] = False,
+    threshold: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="--html, --fix: only where the suggested class has more evidence than the label "
+            "by more than this.",
+        ),
+    ] = 0.0,
 ) -> None:
     """Which labels are wrong? Rank the training samples by what the model came to predict."""
     from dps_dist.report import audit as audits
@@ -137,6 +150,10 @@ def audit(
 
     with console.status("reading the evidence"):
         out = out or audits.beside(run)
+        if html is not None:
+            audit_page.check(html)
+        if fix:
+            audits.corrected(run)
         table = audits.rank(run)
         written = audits.write(table, out)
     found = audits.agreement(table)
@@ -146,9 +163,10 @@ def audit(
     say(f"written to {written}")
     if html is not None:
         with console.status("drawing"):
-            say(f"written to {audit_page.write(run, table, html, top)}")
+            say(f"written to {audit_page.write(run, table, html, top, threshold)}")
     if fix:
-        say(f"written to {audits.fix(run)}: docs/audit.md says how to train on it")
+        fixed = audits.fix(run, table, threshold=threshold)
+        say(f"written to {fixed}: docs/audit.md says how to train on it")
 
 
 @app.command(

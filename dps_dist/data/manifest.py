@@ -27,7 +27,7 @@ _REMEDY = "run `dps prepare` again with --force"
 class Manifest:
     """What is known of one prepared split.
 
-    labels: what training sees; clean_labels: before any noise or correction. Both [N].
+    labels: what training sees; clean_labels: the true ones, as far as known. Both [N].
     prepared: how the beton was written (source, root, image options).
     """
 

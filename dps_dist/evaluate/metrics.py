@@ -166,21 +166,16 @@ def figures_of(logits: Tensor, labels: Tensor, bins: int = 15) -> dict[str, floa
     return tally.figures()
 
 
-def all_figures(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """The figures of logits [N, K] and labels [N]."""
+def measured(logits: Tensor, labels: Tensor) -> Figures:
+    """Logits [N, K] and labels [N], counted."""
     figures = Figures(logits.shape[1])
     figures.add(logits, labels)
-    return figures.figures()
+    return figures
 
 
-@torch.no_grad()
-def reliability(logits: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
-    """The reliability diagram of logits [N, K] and labels [N]."""
-    parts = [
-        (z.softmax(1).amax(1), classes_before(z, y) < 1) for z, y in chunks(logits, labels.long())
-    ]
-    confidence, right = (torch.cat(part) for part in zip(*parts, strict=True))
-    return reliability_of(confidence, right, bins)
+def all_figures(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """The figures of logits [N, K] and labels [N]."""
+    return measured(logits, labels).figures()
 
 
 def classes_before(logits: Tensor, labels: Tensor) -> Tensor:

@@ -11,6 +11,13 @@ from dps_dist.errors import InputError
 from dps_dist.evaluate.metrics import Tally
 
 SEVERITIES = 5
+# The files of CIFAR-10-C
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"),
+    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"),
+    *("snow", "frost", "fog", "brightness", "spatter"),
+    *("contrast", "elastic_transform", "pixelate", "jpeg_compression", "saturate"),
+)
 # Of the files of CIFAR-10-P, those that make up the mFP
 PERTURBATIONS = (
     "gaussian_noise",
@@ -27,11 +34,15 @@ PERTURBATIONS = (
 
 
 class Corruptions(TypedDict):
-    """Accuracy over all, of each corruption at severities 1 to 5, and ECE of each severity."""
+    """Accuracy over all, of each corruption at severities 1 to 5, and ECE of each severity.
+
+    `missing` are those of the 19 not given, over which the accuracy is then no mean.
+    """
 
     accuracy: float
     by_corruption: dict[str, list[float]]
     ece_by_severity: list[float]
+    missing: NotRequired[list[str]]
 
 
 class Perturbations(TypedDict):
@@ -71,11 +82,14 @@ def corruptions(tallies: Mapping[str, Sequence[Tally]]) -> Corruptions:
         for name, of_severity in tallies.items()
     }
     each = [value for values in accuracies.values() for value in values]
-    return {
+    found: Corruptions = {
         "accuracy": sum(each) / len(each),
         "by_corruption": accuracies,
         "ece_by_severity": [_ece(group) for group in zip(*tallies.values(), strict=True)],
     }
+    if missing := [name for name in CORRUPTIONS if name not in tallies]:
+        found["missing"] = missing
+    return found
 
 
 def flip_probability(predicted: NDArray[Any], perturbation: str) -> float:

@@ -3,17 +3,19 @@
 All hear the same rows, under the keys of metrics.jsonl, at the step that they belong to.
 """
 
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from math import isfinite
-from typing import Any
+from typing import Any, Self
 
 from dps_dist.config import Config
 from dps_dist.errors import InputError
-from dps_dist.launch.runs import Run, flat
+from dps_dist.launch.runs import PASSWORD, Run, flat
 
-PROJECT = "dps_dist"
+MOST_SAID = 200  # characters of an error
+PROJECT, TAG = "dps_dist", "dps_dist_run"
 
 
 class Logger(ABC):
@@ -26,7 +28,7 @@ class Logger(ABC):
     def log(self, step: int, figures: Mapping[str, float]) -> None: ...
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self, failed: bool = False) -> None: ...
 
 
 class TensorBoard(Logger):
@@ -51,14 +53,14 @@ class TensorBoard(Logger):
                 self._writer.add_scalar(key, value, step)
             self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
 class MLflow(Logger):
-    """A run of the experiment `dps_dist`, where MLFLOW_TRACKING_URI says; resumed by its name."""
+    """A run of the experiment `dps_dist`, where MLFLOW_TRACKING_URI says; resumed by its tag."""
 
     def __init__(self) -> None:
         self._client: Any = None
@@ -70,15 +72,15 @@ class MLflow(Logger):
         client = self._client = MlflowClient()
         found = client.get_experiment_by_name(PROJECT)
         experiment = found.experiment_id if found else client.create_experiment(PROJECT)
-        name = run.storage.name
-        same = f"attributes.run_name = '{name}' and tags.folder = '{run.storage}'"
-        runs = client.search_runs([experiment], same, max_results=1)
+        own = identity(run)
+        runs = client.search_runs([experiment], f"tags.{TAG} = '{own}'", max_results=1)
         if runs:
             self._id = runs[0].info.run_id
             client.update_run(self._id, status="RUNNING")
             return
-        tags = {"folder": str(run.storage)}
-        self._id = client.create_run(experiment, run_name=name, tags=tags).info.run_id
+        tags = {TAG: own, "folder": str(run.storage)}
+        made = client.create_run(experiment, run_name=run.storage.name, tags=tags)
+        self._id = made.info.run_id
         for key, value in flat(run.config):
             client.log_param(self._id, key, value)
 
@@ -86,9 +88,9 @@ class MLflow(Logger):
         for key, value in figures.items():
             self._client.log_metric(self._id, key, value, step=step)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         if self._client is not None:
-            self._client.set_terminated(self._id)
+            self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
             self._client = None
 
 
@@ -105,7 +107,7 @@ class WandB(Logger):
         self._run = wandb.init(
             project=PROJECT,
             name=run.storage.name,
-            id=run.storage.name,
+            id=identity(run),
             dir=str(run.storage.local) if run.storage.local else None,
             config=dict(flat(run.config)),
             resume="allow",
@@ -114,9 +116,9 @@ class WandB(Logger):
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log(dict(figures), step=step)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         if self._run is not None:
-            self._run.finish()
+            self._run.finish(exit_code=int(failed))
             self._run = None
 
 
@@ -128,24 +130,47 @@ LOGGERS: Mapping[str, tuple[type[Logger], str]] = {  # and the package that each
 
 
 class Loggers:
-    """All loggers of a run, fed with the events that the display shows, too."""
+    """All loggers of a run, fed with the events that the display shows, too.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._all = [LOGGERS[name][0]() for name in dict.fromkeys(names(run.config))]
+    The run outlives them: one that fails is noted and left out. It has tried for long enough, as
+    MLflow does for minutes, in which nobody hears what the workers tell.
+    """
+
+    def __init__(self, run: Run, note: Callable[[str], None]) -> None:
+        self._run, self._note = run, note
+        self._all = {name: LOGGERS[name][0]() for name in names(run.config)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._each(lambda logger: logger.close(failed=kind is not None))
 
     def hear(self, event: Mapping[str, Any]) -> None:
         if event["kind"] == "start":
-            for logger in self._all:
-                logger.start(self._run, event["step"])
+            self._each(lambda logger: logger.start(self._run, event["step"]))
         elif event["kind"] == "epoch":
             figures = dict(finite(event))
-            for logger in self._all:
-                logger.log(event["step"], figures)
+            self._each(lambda logger: logger.log(event["step"], figures))
 
-    def close(self) -> None:
-        for logger in self._all:
-            logger.close()
+    def _each(self, do: Callable[[Logger], None]) -> None:
+        for name, logger in list(self._all.items()):
+            try:
+                do(logger)
+            except Exception as error:  # of a server, a network, another package: any
+                del self._all[name]
+                self._note(f"{name} cannot log this run ({_said(error)}): it goes on without")
+
+
+def _said(error: Exception) -> str:
+    """The first line, or what there is room for, without the password of a server's address."""
+    line = (str(error).splitlines() or [repr(error)])[0]
+    return PASSWORD.sub("://***@", line)[:MOST_SAID]
+
+
+def identity(run: Run) -> str:
+    """Its name, and a number that tells its folder from others with a run of that name."""
+    return f"{run.storage.name}-{zlib.crc32(run.storage.url.encode()):08x}"
 
 
 def names(config: Config) -> tuple[str, ...]:

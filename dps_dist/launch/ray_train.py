@@ -226,11 +226,8 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
             callbacks=[_Placed(events)],  # type: ignore[list-item]  # internal ones may be given
         ),
     )
-    listeners = Loggers(run)
-    try:
+    with Loggers(run, lambda text: display.show({"kind": "note", "text": text})) as listeners:
         return _follow(trainer, events, display, listeners)
-    finally:
-        listeners.close()
 
 
 def nodes() -> list[dict[str, float]]:

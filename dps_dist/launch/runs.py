@@ -19,6 +19,7 @@ import yaml
 
 from dps_dist import recipes
 from dps_dist.config import Config
+from dps_dist.config.flat import flatten
 from dps_dist.errors import InputError
 from dps_dist.train.state import METRICS, SUMMARY
 from dps_dist.train.storage import Storage
@@ -136,15 +137,7 @@ def differences(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:
 
 def flat(config: Config) -> Iterator[tuple[str, Any]]:
     """The configuration as a.b → value."""
-    return _flat(config.model_dump(mode="json"))
-
-
-def _flat(fields: dict[str, Any], above: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
-    for key, value in fields.items():
-        if isinstance(value, dict):
-            yield from _flat(value, (*above, key))
-        else:
-            yield ".".join((*above, key)), value
+    return flatten(config.model_dump(mode="json"))
 
 
 def _folder(out: str, name: str) -> Storage:

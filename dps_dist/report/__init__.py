@@ -1,4 +1,7 @@
-"""What runs have to say, for `dps report`: reads run folders, knows nothing of training."""
+"""What runs have to say, for `dps report` and `dps audit`: reads the folders that training leaves.
+
+Tables, figures and the page need no torch; only what shows samples reads evidence and images.
+"""
 
 import os
 from pathlib import Path

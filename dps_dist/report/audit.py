@@ -15,25 +15,35 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from dps_dist.data import manifest as manifests
 from dps_dist.data.hold_out import split
+from dps_dist.data.loader import noisy_labels
 from dps_dist.data.manifest import manifest_path
 from dps_dist.errors import InputError
 from dps_dist.report import write_whole
 from dps_dist.train.evidence import Kept, evidence_of
 from dps_dist.train.storage import Storage
+from dps_dist.train.trained import read_config
 
 AUDIT, CORRECTED = "audit.parquet", "train.corrected.parquet"
-SCORE = "max of the evidence for other classes - evidence for the label"
-THRESHOLD = 0.0  # above it another class has more evidence than the label
+SCORE = "1 - evidence for the label"
+THRESHOLD = 0.0  # of the margin: another class has more evidence than the label
 THRESHOLDS = (THRESHOLD, 0.25, 0.5, 0.75, 0.9)
 
 
+def score(evidence: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """1 − e_label of evidence [n, K] and labels [n]: how much of it leaves the label.
+
+    cleanlab's self-confidence is the same of predictions. The margin to the next class ranks worse:
+    where evidence is spread over many classes it is small, however little the label has.
+    """
+    return 1 - evidence.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
 def rank(run: str | Path) -> pa.Table:
-    """All visited training samples, by falling score.
+    """All visited training samples, by falling `score`.
 
-        score = max_{j≠label} e_j − e_label        in [−1, 1]
-
-    Above 0 another class has more evidence than the label, and is `suggested`; else the label is.
+    `suggested` is the class with the most evidence, if it has more than the label; else the label.
     index, path, label, label_name, suggested, suggested_name, label_evidence, suggested_evidence,
     entropy (−Σ e log e, nats), visits, score. Samples that were held out are not among them.
     """
@@ -69,11 +79,10 @@ def _scored(
     kept: Kept, samples: NDArray[np.int64], evidence: torch.Tensor, visits: NDArray[np.uint16]
 ) -> dict[str, NDArray[Any]]:
     """The columns that are numbers, for evidence [n, K]."""
-    labels = torch.from_numpy(kept.labels[samples]).unsqueeze(-1)
-    own = evidence.gather(-1, labels)
-    most, other = evidence.scatter(-1, labels, -1.0).max(-1)
+    labels = torch.from_numpy(kept.labels[samples])
+    own = evidence.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    most, other = evidence.max(-1)
     entropy = torch.special.entr(evidence.double()).sum(-1)
-    own, labels = own.squeeze(-1), labels.squeeze(-1)
     leaves = most > own
     return {
         "index": samples,
@@ -83,7 +92,7 @@ def _scored(
         "suggested_evidence": torch.where(leaves, most, own).numpy(),
         "entropy": entropy.float().numpy(),
         "visits": visits.astype(np.int32),
-        "score": (most - own).numpy(),
+        "score": score(evidence, labels).numpy(),
     }
 
 
@@ -108,14 +117,15 @@ def write(table: pa.Table, out: Path) -> Path:
 
 
 def suggestions(table: pa.Table, threshold: float = THRESHOLD) -> pa.Table:
-    """The rows with another class to suggest: score above the threshold, which is 0 or more."""
-    if not 0 <= threshold < 1:
-        raise InputError(f"threshold is {threshold}: give a number from 0, all of them, to below 1")
-    return table.filter(table["score"].to_numpy() > threshold)
+    """The rows where a class has more evidence than the label, by more than the threshold."""
+    if not 0 <= threshold <= 1:
+        raise InputError(f"threshold is {threshold}: give a number from 0, all of them, to 1, none")
+    margin = table["suggested_evidence"].to_numpy() - table["label_evidence"].to_numpy()
+    return table.filter(margin > threshold)
 
 
 def agreement(table: pa.Table, thresholds: Sequence[float] = THRESHOLDS) -> dict[str, Any]:
-    """How many labels the evidence agrees with, and above which score how many it does not.
+    """How many labels the evidence agrees with, and by which margin how many it does not.
 
     samples; agree: the share whose label has the most evidence; suggested: threshold → count.
     """
@@ -133,45 +143,63 @@ def quality(table: pa.Table, true_labels: NDArray[np.integer[Any]]) -> dict[str,
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     true = np.asarray(true_labels)[table["index"].to_numpy()]
-    wrong, score = table["label"].to_numpy() != true, table["score"].to_numpy()
+    given, suggested = table["label"].to_numpy(), table["suggested"].to_numpy()
+    wrong, scores = given != true, table["score"].to_numpy()
     if wrong.all() or not wrong.any():
         raise InputError(
             f"{wrong.sum()} of {len(wrong)} labels are wrong: give a run on some wrong and some "
             "right ones, such as digits-sym40"
         )
-    found = score > THRESHOLD
-    right = (table["suggested"].to_numpy() == true) & wrong
+    found, right = suggested != given, (suggested == true) & wrong
     return {
         "wrong": int(wrong.sum()),
-        "auroc": float(roc_auc_score(wrong, score)),
-        "average_precision": float(average_precision_score(wrong, score)),
+        "auroc": float(roc_auc_score(wrong, scores)),
+        "average_precision": float(average_precision_score(wrong, scores)),
         "precision": float((found & wrong).sum() / max(1, found.sum())),
         "recall": float((found & wrong).sum() / wrong.sum()),
         "righted": float(right.sum() / wrong.sum()),
     }
 
 
-def fix(run: str | Path, out: str | Path | None = None, threshold: float = THRESHOLD) -> Path:
-    """A manifest with the suggested labels, by default train.corrected.parquet beside the old one.
+def corrected(run: str | Path) -> Path:
+    """Where the corrected manifest goes if nobody says; refused if one is there."""
+    out = Path(read_config(Storage(run)).data.path) / CORRECTED
+    _check_absent(out)
+    return out
 
-    Its `label` is what the run was given, injected noise included, but for the samples whose score
-    is above the threshold; `clean_label` stays. Nothing that is there is overwritten.
-    """
-    with evidence_of(run) as kept:
-        table = suggestions(_ranked(kept), threshold)
-        old, labels = manifest_path(kept.data.beton), kept.labels.copy()
-    out = Path(out) if out is not None else old.with_name(CORRECTED)
+
+def _check_absent(out: Path) -> None:
     if out.exists():
-        raise InputError(f"{out} is there already: remove it, or give another --out")
-    labels[table["index"].to_numpy()] = table["suggested"].to_numpy()
-    manifest = pq.read_table(old)
-    column = manifest.schema.get_field_index("label")
-    manifest = manifest.set_column(
-        column, manifest.schema.field(column), pa.array(labels, manifest.schema.field(column).type)
-    )
-    corrected = {
-        "corrected_by": kept.run,
-        "corrected_labels": str(table.num_rows),
+        raise InputError(f"{out} is there already: remove it, or move it to another place")
+
+
+def fix(
+    run: str | Path, table: pa.Table, out: str | Path | None = None, threshold: float = THRESHOLD
+) -> Path:
+    """A manifest with the labels that a ranking of the run suggests, by default `corrected`.
+
+    Its `label` is what the run was given, injected noise included, but for the samples whose
+    suggestion has more evidence than the label by more than the threshold. Nothing that is there is
+    overwritten.
+    """
+    out = corrected(run) if out is None else Path(out)
+    _check_absent(out)
+    data, better = read_config(Storage(run)).data, suggestions(table, threshold)
+    old = manifests.read(data.path, "train")
+    labels = noisy_labels(data, old).copy()
+    labels[better["index"].to_numpy()] = better["suggested"].to_numpy()
+    columns = ["label"]
+    if data.noise.kind == "none" and np.array_equal(old.labels, old.clean_labels):
+        # No label is known to be wrong; if these stayed, the corrected ones would seem to be
+        columns.append("clean_label")
+    manifest = pq.read_table(manifest_path(old.beton))
+    for name in columns:
+        place = manifest.schema.get_field_index(name)
+        field = manifest.schema.field(place)
+        manifest = manifest.set_column(place, field, pa.array(labels, field.type))
+    about = {
+        "corrected_by": str(Storage(run)),
+        "corrected_labels": str(better.num_rows),
         "corrected_above": str(threshold),
     }
-    return write(manifest.replace_schema_metadata({**manifest.schema.metadata, **corrected}), out)
+    return write(manifest.replace_schema_metadata({**manifest.schema.metadata, **about}), out)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dps_dist.data.pictures import LEAST_SIDE, pictures
 from dps_dist.errors import InputError
 from dps_dist.report import write_whole
-from dps_dist.report.audit import agreement, suggestions
+from dps_dist.report.audit import THRESHOLD, agreement, suggestions
 from dps_dist.report.markup import document, paragraph, section, tiles
 from dps_dist.report.values import Cell, percent
 from dps_dist.train.storage import Storage
@@ -28,21 +28,32 @@ BARS = """
 .bar span i { display: block; height: 100%; border-radius: 2px; min-width: 1px; }
 .given { background: var(--run1); }
 .suggested { background: var(--run0); }
+.pixels { image-rendering: pixelated; }
 """
 
 
-def write(run: str | Path, table: pa.Table, out: str | Path, top: int = 100) -> Path:
-    """The page of the `top` suggestions of a ranking that `audit.rank` made of the run."""
-    out = Path(out)
+def check(out: Path) -> None:
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--html is {out}: give a page's name, such as audit.html")
+
+
+def write(
+    run: str | Path,
+    table: pa.Table,
+    out: str | Path,
+    top: int = 100,
+    threshold: float = THRESHOLD,
+) -> Path:
+    """The page of the first `top` suggestions of a ranking that `audit.rank` made of the run."""
+    out = Path(out)
+    check(out)
     if top < 1:
         raise InputError(f"--top is {top}: give 1 or more")
     storage = Storage(run)
     data = read_config(storage).data
-    rows = suggestions(table).slice(0, top).to_pylist()
+    rows = suggestions(table, threshold).slice(0, top).to_pylist()
     images = pictures(data, "train", [row["index"] for row in rows], SIDE)
-    text = page(storage.name, table, rows, images, photos=data.resolution > LEAST_SIDE)
+    text = page(storage.name, table, rows, images, pixels=data.resolution <= LEAST_SIDE)
     return write_whole(out, text.encode("utf-8", "backslashreplace"))
 
 
@@ -51,18 +62,19 @@ def page(
     table: pa.Table,
     rows: list[dict[str, Any]],
     images: list[bytes],
-    photos: bool = False,
+    pixels: bool = False,
 ) -> str:
-    """The page of some of a ranking's rows and their PNGs; photos are scaled smoothly."""
+    """The page of some of a ranking's rows and their PNGs; pixels: do not scale them smoothly."""
     title = f"Labels to look at: {name}"
-    cards = "".join(_card(row, image, photos) for row, image in zip(rows, images, strict=True))
+    cards = "".join(_card(row, image, pixels) for row, image in zip(rows, images, strict=True))
     shown = f'<ol class="samples">\n{cards}</ol>\n' if rows else ""
     note = (
         "The evidence is the discounted mean of the model's own predictions for a sample. Shown "
-        f"are the {len(rows)} samples where it prefers another class to the label by most: "
-        "given label → suggested label, the evidence for each, and the score, their difference."
+        f"are the {len(rows)} samples with the least evidence for their label, of those where it "
+        "prefers another class: given label → suggested label, the evidence for each, and the "
+        "score, which is what leaves the label."
         if rows
-        else "The evidence of every sample is greatest at its label: there is nothing to suggest."
+        else "The evidence prefers no other class to a label: there is nothing to suggest."
     )
     sections = section("All labels", _counts(table)) + section("Samples", paragraph(note), shown)
     return document(title, sections, style=BARS)
@@ -73,15 +85,16 @@ def _counts(table: pa.Table) -> str:
     titles, cells = ["samples", "labels agreed with"], [f"{found['samples']:,}"]
     cells.append(percent(found["agree"]))
     for threshold, count in found["suggested"].items():
-        titles.append(f"score above {threshold:g}")
+        titles.append(f"another by more than {threshold:g}")
         cells.append(f"{count:,}")
     return tiles(titles, [Cell(text) for text in cells])
 
 
-def _card(row: dict[str, Any], image: bytes, photo: bool) -> str:
+def _card(row: dict[str, Any], image: bytes, pixels: bool) -> str:
     given, suggested = escape(row["label_name"]), escape(row["suggested_name"])
+    look = 'class="pixels" ' if pixels else ""
     return (
-        f'<li><img class="{"photo" if photo else "pixels"}" loading="lazy" '
+        f'<li><img {look}loading="lazy" '
         f'alt="sample {row["index"]}, labelled {given}" '
         f'src="data:image/png;base64,{b64encode(image).decode()}">\n'
         f"<b>{given} → {suggested}</b>\n"

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
+from dps_dist.config.flat import flatten
 from dps_dist.errors import InputError
 from dps_dist.report import plots, write_whole
 from dps_dist.report.drawing import Album
-from dps_dist.report.flat import flatten
 from dps_dist.report.markup import document, heading, legend, paragraph, section, table, tiles
 from dps_dist.report.sections.calibration import calibration
 from dps_dist.report.sections.elsewhere import elsewhere
@@ -136,10 +136,15 @@ def _not_evaluated(runs: Sequence[Run]) -> str:
         )
     for run, epoch in early:
         said += paragraph(
-            f"{run.name} was evaluated after epoch {epoch} and went on to "
+            f"{run.name} was evaluated {_moment(run, epoch)} and went on to "
             f"{run.epochs[-1]['epoch']}: `{shlex.join(['dps', 'evaluate', str(run.folder)])}`"
         )
     return said
+
+
+def _moment(run: Run, epoch: int) -> str:
+    within = run.evaluation and number(run.evaluation.facts, "position")
+    return f"in epoch {epoch + 1}" if within else f"after epoch {epoch}"
 
 
 def _curves(title: str, runs: Sequence[Run], panels: Sequence[plots.Panel], album: Album) -> str:

@@ -22,8 +22,6 @@ from dps_dist.report.drawing import (
     Drawing,
     colour,
     dash,
-    drawn,
-    for_page,
     look,
     saved,
 )
@@ -74,12 +72,6 @@ def drawings(runs: Sequence[Run], panels: Sequence[Panel] = PANELS) -> list[Draw
         )
         for panel in drawable(runs, panels)
     ]
-
-
-def panel_svg(runs: Sequence[Run], panel: Panel) -> str:
-    """One panel as an <svg> to stand in the page."""
-    (drawing,) = drawings(runs, [panel])
-    return for_page(drawn(drawing), drawing.key, drawing.alt)
 
 
 def save(runs: Sequence[Run], out: Path) -> Path:

@@ -18,6 +18,7 @@ from dps_dist.report.values import ABSENT, Cell, cells, finite, number, percent,
 
 Metrics = dict[str, Any]
 HOLD_ANYTHING = ("imagefolder", "idx")  # sources of which each folder is another data set
+OF_THE_DATA = ("samples", "classes", "sum of class names")  # in the summary of a finished run
 NAME_WIDTH = 16  # of a run's name that is broken, where the terminal is narrow
 LEAST_FIRST = ("images/s", "best accuracy", "method", "NLL")  # what is left out there
 
@@ -93,6 +94,9 @@ def same_data(runs: Sequence[Run]) -> None:
         sources = [run.field("data.source") for run in (one, other)]
         if sources[0] != sources[1]:
             return True
+        known = [[(run.summary or {}).get(what) for what in OF_THE_DATA] for run in (one, other)]
+        if None not in (*known[0], *known[1]):
+            return known[0] != known[1]
         classes = [run.evaluation.classes if run.evaluation else [] for run in (one, other)]
         if all(classes) and classes[0] != classes[1]:
             return True
@@ -104,14 +108,17 @@ def same_data(runs: Sequence[Run]) -> None:
 
     for run in runs[1:]:
         if differ(runs[0], run):
-            shown = [
-                f"{one.folder} is of {one.field('data.source')} in {one.field('data.path')}"
-                for one in (runs[0], run)
-            ]
+            shown = " but ".join(f"{one.folder} is of {_data(one)}" for one in (runs[0], run))
             raise InputError(
-                f"runs of different data sets are not compared, and {' but '.join(shown)}: "
-                "report each by itself"
+                f"runs of different data sets are not compared, and {shown}: report each by itself"
             )
+
+
+def _data(run: Run) -> str:
+    summary = run.summary or {}
+    counts = [f"{summary[what]} {what}" for what in OF_THE_DATA if what in summary]
+    where = f"{run.field('data.source')} in {run.field('data.path')}"
+    return f"{where} ({', '.join(counts)})" if counts else where
 
 
 def labels(runs: Sequence[Run]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What `dps evaluate` prints: a table of figures, and a line for each further data set."""
+"""What `dps evaluate` prints: tables of figures, and a line for each further data set."""
 
 from collections.abc import Iterator, Mapping
 from statistics import mean, stdev
@@ -19,24 +19,50 @@ PERCENT = {
     "ece_ts": "ECE after TS %",
 }
 PLAIN = {"nll": "NLL", "brier": "Brier", "nll_ts": "NLL after TS"}
+NAME_WIDTH = 16  # at which the name of a run is broken
 ORDER = ("accuracy", "top5", "nll", "brier", "ece", "ece_10", "sce", "ace", "nll_ts", "ece_ts")
 
 
-def table(reports: Mapping[str, Report], ensemble: Mapping[str, float] | None = None) -> Table:
-    """A row a run; of several, their mean ± deviation and the ensemble."""
-    rows = {run: report["figures"] for run, report in reports.items()}
-    keys = [key for key in ORDER if any(key in figures for figures in rows.values())]
-    names = {**PERCENT, **PLAIN}
-    made = Table("run", box=None, header_style="bold")
-    for key in keys:
-        made.add_column(names[key], justify="right")
-    for run, figures in rows.items():
-        made.add_row(escape(run), *(_number(key, figures.get(key)) for key in keys))
-    if len(rows) > 1:
-        made.add_row("mean ± deviation", *(_spread(key, list(rows.values())) for key in keys))
-    if ensemble is not None:
-        made.add_row("ensemble", *(_number(key, ensemble.get(key)) for key in keys))
-    return made
+def tables(
+    reports: Mapping[str, Report],
+    ensemble: Mapping[str, float] | None = None,
+    *,
+    repeats: bool = False,
+    width: int = 80,
+) -> Iterator[Table]:
+    """A row a figure, a column a run and the ensemble; below each other what has no room beside.
+
+    repeats: the runs are the same but for their seeds, so that their mean ± deviation is shown.
+    """
+    figures = [report["figures"] for report in reports.values()]
+    keys = [key for key in ORDER if any(key in own for own in figures)]
+    titles = [PERCENT.get(key) or PLAIN[key] for key in keys]
+    named = [(_name(run, reports), reports[run]["figures"]) for run in reports]
+    named += [("ensemble", ensemble)] if ensemble is not None else []
+    columns = [(name, [_number(key, own.get(key)) for key in keys]) for name, own in named]
+    if repeats:
+        means = "mean ± deviation", [_spread(key, figures) for key in keys]
+        columns.insert(len(figures), means)
+    while columns:
+        made = Table("", box=None, header_style="bold", pad_edge=False)
+        room, block = width - max(map(len, titles)), list[list[str]]()
+        while columns:
+            name, cells = columns[0]
+            wide = max(min(len(name), NAME_WIDTH), *map(len, cells))
+            room -= 2 + wide
+            if block and room < 0:
+                break
+            made.add_column(escape(name), justify="right", overflow="fold", width=wide)
+            block.append(columns.pop(0)[1])
+        for row in zip(titles, *block, strict=True):
+            made.add_row(*row)
+        yield made
+
+
+def _name(run: str, reports: Mapping[str, Report]) -> str:
+    """The run's name, or its folder where others have the same."""
+    name = str(reports[run]["run"])
+    return name if [report["run"] for report in reports.values()].count(name) == 1 else run
 
 
 def elsewhere(reports: Mapping[str, Report]) -> Iterator[str]:
@@ -49,16 +75,24 @@ def elsewhere(reports: Mapping[str, Report]) -> Iterator[str]:
 def _said(found: Mapping[str, Any]) -> str:
     if found["kind"] == "corruptions":
         by_severity = ", ".join(f"{100 * ece:.1f}" for ece in found["ece_by_severity"])
-        return f"accuracy {100 * found['accuracy']:.2f}%; ECE by severity {by_severity}%"
+        accuracy = f"{100 * found['accuracy']:.2f}%{_missing(found)}"
+        return f"accuracy {accuracy}; ECE by severity {by_severity}%"
     if found["kind"] == "perturbations":
         rates = found["by_perturbation"]
         each = ", ".join(f"{name} {100 * rate:.2f}" for name, rate in rates.items())
-        return f"mFP {_number('mfp', found.get('mfp'))}% ({each})"
+        return f"mFP {_number('mfp', found.get('mfp'))}%{_missing(found)} ({each})"
     if found["kind"] == "ood":
         return f"AUROC {100 * found['auroc']:.2f}% against {found['samples']:,} images"
     figures = found["figures"]
     shown = (f"{PERCENT.get(key) or PLAIN[key]} {_number(key, figures[key])}" for key in ORDER[:8])
     return ", ".join(shown)
+
+
+def _missing(found: Mapping[str, Any]) -> str:
+    """Which files were not there; without them the mean is not what papers state."""
+    missing = found.get("missing", [])
+    few = ", ".join(missing[:3]) + (f", … ({len(missing)})" if len(missing) > 3 else "")
+    return f" without {few}" if missing else ""
 
 
 def _number(key: str, value: float | None) -> str:

@@ -17,14 +17,15 @@ MEASURED = ("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts")
 def card(trained: Trained, storage: Storage) -> str:
     """README.md of an export: what the model is, how good, and how it is loaded."""
     config, classes = trained.config, trained.data["classes"]
-    data, (figures, split) = config.data, _figures(storage, config.evaluate.split)
+    data, (figures, split) = config.data, _figures(storage, trained)
+    epochs, done = config.train.epochs, trained.moment.epoch
     noise = f" with {data.noise.rate:.0%} {data.noise.kind} label noise"
     parts = [
         f"# {storage.name}",
         f"{config.model.name}, trained with the method {config.method.name} on {data.source}"
-        f"{noise if data.noise.kind != 'none' else ''}: {classes} classes, {config.train.epochs} "
-        f"epochs, batches of {data.batch_size}. `config.yaml` is the recipe: "
-        "`dps train config.yaml` runs it again.",
+        f"{noise if data.noise.kind != 'none' else ''}: {classes} classes, "
+        f"{f'{done} of ' if done < epochs else ''}{epochs} epochs, batches of {data.batch_size}. "
+        "`config.yaml` is the recipe: `dps train config.yaml` runs it again.",
     ]
     if figures:
         rows = [f"| {name} | {value:.4g} |" for name, value in figures.items()]
@@ -39,15 +40,21 @@ def card(trained: Trained, storage: Storage) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _figures(storage: Storage, split: str) -> tuple[dict[str, float], str]:
-    """What `dps evaluate` found, or else the run itself at its end; and on which split."""
+def _figures(storage: Storage, trained: Trained) -> tuple[dict[str, float], str]:
+    """What `dps evaluate` found of these weights, or else the run at its end; and on which split.
+
+    A run that went on has other weights than those that were measured.
+    """
     facts, summary = (_json(storage, name) for name in ("evaluation.json", SUMMARY))
-    if "figures" not in facts:
-        return _numbers({key: summary.get(key) for key in MEASURED}), split
-    found = _numbers(facts["figures"]) | _numbers({"temperature": facts.get("temperature")})
-    for name, own in facts.get("on", {}).items():
-        found |= {f"{key} on {name}": value for key, value in _numbers(own).items()}
-    return found, str(facts.get("split", split))
+    own, split = (trained.moment.epoch, trained.moment.position), trained.config.evaluate.split
+    if "figures" in facts and (facts.get("epoch"), facts.get("position")) == own:
+        found = _numbers(facts["figures"]) | _numbers({"temperature": facts.get("temperature")})
+        for name, held in facts.get("on", {}).items():
+            further = _numbers({**held, **held.get("figures", {}), "samples": None})
+            found |= {f"{key} on {name}": value for key, value in further.items()}
+        return found, str(facts.get("split", split))
+    at_end = (summary.get("epochs"), 0) == own
+    return _numbers({key: summary.get(key) for key in MEASURED}) if at_end else {}, split
 
 
 def _json(storage: Storage, name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Trained models on other data: corrupted or perturbed images, other test sets, foreign images."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,27 @@ def _released(folder: str) -> type[Cifar10C] | type[Cifar10P] | None:
 def _prepared(folder: str, option: str) -> Shown:
     """The evaluation split of a prepared folder: val, test, or the only one."""
     there = sorted(file.stem for file in Path(folder).glob("*.beton"))
-    for split in ("val", "test", *there[:1]):
-        if split in there:
-            return Shown(manifests.read(folder, split), None)
-    released = "" if option.startswith("--ood") else ", or give CIFAR-10-C's or -P's .npy files"
-    raise InputError(
-        f"{option} is {folder}: there is no .beton file; prepare it with `dps prepare`{released}"
-    )
+    split = next((name for name in ("val", "test", *there[:1]) if name in there), None)
+    labelled = option.startswith("--on")
+    released = ", or give CIFAR-10-C's or -P's .npy files" if labelled else ""
+    if split is None:
+        raise InputError(
+            f"{option} is {folder}: there is no .beton file; prepare it with `dps prepare`"
+            f"{released}"
+        )
+    if split not in ("val", "test") and len(there) > 1:
+        raise InputError(
+            f"{option} is {folder}: it holds {_few(there)} and neither val nor test: give a folder "
+            f"with one split{released}"
+        )
+    shown = manifests.read(folder, split)
+    if labelled and shown.clean_labels.min() < 0:
+        raise InputError(
+            f"{option} is {folder}: {split}.beton has samples without a label; give CIFAR-10-P as "
+            "its .npy files, and other images with their classes"
+        )
+    return Shown(shown, None)
 
 
-def _few(names: tuple[str, ...]) -> str:
+def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f", … ({len(names)})" if len(names) > 3 else "")

@@ -14,17 +14,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dps_dist.config.flat import flatten
 from dps_dist.data.hold_out import HOLD_OUT
 from dps_dist.errors import InputError
 from dps_dist.evaluate import dark_knowledge
 from dps_dist.evaluate.calibration import fit_temperature
-from dps_dist.evaluate.metrics import all_figures, reliability
+from dps_dist.evaluate.metrics import all_figures, measured
 from dps_dist.train import elsewhere
 from dps_dist.train.checkpoint import complete
 from dps_dist.train.predict import Predicted, Progress, Shown, on_split, split_of
 from dps_dist.train.state import finite
 from dps_dist.train.storage import Storage
-from dps_dist.train.trained import Trained, load
+from dps_dist.train.trained import Trained, check_classes, load
 
 JSON, ARRAYS = "evaluation.json", "evaluation.npz"
 OF_TEMPERATURE = ("nll", "brier", "ece", "ece_10", "sce", "ace")  # what it changes
@@ -70,10 +71,14 @@ def evaluate(
     on: name → folder with the same classes, or with the .npy files of CIFAR-10-C or CIFAR-10-P.
     ood: name → prepared folder of images that belong to none of the classes.
     """
-    runs = [load(folder, device) for folder in dict.fromkeys(folders)]
+    once: dict[str, str] = {}
+    for folder in folders:
+        once.setdefault(Storage(folder).url, folder)
+    runs = [load(folder, device) for folder in once.values()]
     shown = split_of(runs[0], split)
     for run in runs[1:]:
         _check_alike(runs[0], run, of_held_out=shown.only is not None)
+        check_classes(run, shown.manifest)
     elsewhere.check(runs[0], shown, on or {}, ood or {})
     return [_of_run(run, shown, split, on or {}, ood or {}, progress) for run in runs]
 
@@ -85,6 +90,21 @@ def ensemble(evaluations: Sequence[Evaluation]) -> Figures:
     return all_figures(together.mean(0).log(), evaluations[0].predicted.labels)
 
 
+def repeats(evaluations: Sequence[Evaluation]) -> bool:
+    """Whether they are several runs of one thing with other seeds: their mean says something."""
+    configs = [
+        {key: value for key, value in flatten(one.run.config.model_dump()) if not _is_seed(key)}
+        for one in evaluations
+    ]
+    return len(configs) > 1 and all(config == configs[0] for config in configs)
+
+
+def _is_seed(key: str) -> bool:
+    """Also what decides only where and how a run is computed."""
+    seeds = ("train.seed", "data.noise.seed", "data.hold_out_seed")
+    return key in (*seeds, "data.path") or key.startswith("launch.")
+
+
 def _of_run(
     run: Trained,
     shown: Shown,
@@ -94,14 +114,16 @@ def _of_run(
     progress: Progress,
 ) -> Evaluation:
     predicted = on_split(run, shown, progress=progress)
+    counted = measured(*predicted)
     report: dict[str, Any] = {
         "run": run.name,
         "epoch": run.moment.epoch,
+        "position": run.moment.position,
         "split": split or run.config.evaluate.split,
         "samples": len(predicted.labels),
         "class_names": list(shown.manifest.class_names),
-        "figures": all_figures(*predicted),
-        "reliability": reliability(*predicted),
+        "figures": counted.figures(),
+        "reliability": counted.reliability(),
     }
     if run.config.data.hold_out:
         held_out = split_of(run, HOLD_OUT)
@@ -117,11 +139,11 @@ def _of_run(
 
 def _with_temperature(report: dict[str, Any], predicted: Predicted, held_out: Predicted) -> None:
     temperature = fit_temperature(*held_out)
-    scaled = Predicted(predicted.logits / temperature, predicted.labels)
-    figures = all_figures(*scaled)
+    scaled = measured(predicted.logits / temperature, predicted.labels)
+    figures = scaled.figures()
     report["temperature"] = temperature
     report["figures"] |= {f"{key}_ts": figures[key] for key in OF_TEMPERATURE}
-    report["reliability_ts"] = reliability(*scaled)
+    report["reliability_ts"] = scaled.reliability()
 
 
 def _ta_kl(
@@ -134,7 +156,10 @@ def _ta_kl(
     for epoch, name in earlier:
         if epoch >= run.moment.epoch:
             continue
-        before = load(run.folder, next(run.model.parameters()).device, name)
+        try:
+            before = load(run.folder, next(run.model.parameters()).device, name)
+        except (InputError, FileNotFoundError):  # damaged, or removed since it was listed
+            continue
         own = fit_temperature(*on_split(before, held_out))
         logits = on_split(before, shown).logits
         values[epoch] = dark_knowledge.ta_kl(final.logits, logits, temperature, own)

@@ -28,7 +28,7 @@ from dps_dist.targets.codec import decode
 from dps_dist.train.checkpoint import newest_whole, open_checkpoint
 from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
-from dps_dist.train.trained import CONFIG, names_sum, read_config
+from dps_dist.train.trained import check_data, names_sum, read_config, unfinished
 
 TARGETS = "targets"
 
@@ -77,7 +77,7 @@ def evidence_of(run: str | Path) -> Iterator[Kept]:
         data = manifests.read(config.data.path, "train")
         labels = noisy_labels(config.data, data)
         sizes = {"samples": len(data), "classes": data.num_classes}
-        _expect(storage, data, then, sizes)
+        check_data(storage, data, then, sizes)
         prior = Dirichlet(data.num_classes, method.gamma, method.c or 1.0, method.epsilon)
         files, _ = arrow.read_manifest(folder, len(data), prior)
         arrow.verify(files)
@@ -86,18 +86,8 @@ def evidence_of(run: str | Path) -> Iterator[Kept]:
         if "sum of labels" not in then:
             then["sum of labels"] = _sum(_given(rows))
         own = {"sum of labels": _sum(labels), "sum of class names": names_sum(data)}
-        _expect(storage, data, then, own)
+        check_data(storage, data, then, own)
         yield Kept(str(storage), config, data, labels, prior, method.c is not None, rows)
-
-
-def _expect(storage: Storage, data: Manifest, then: dict[str, int], own: dict[str, int]) -> None:
-    """Refuse other data than those of the run, of which `then` tells what is known."""
-    for what, count in own.items():
-        if then.get(what, count) != count:
-            raise InputError(
-                f"{data.beton} is not what {storage} was trained on ({what} {count}, then "
-                f"{then[what]}): set data.path in its {CONFIG} to that data"
-            )
 
 
 def _keepers() -> list[str]:
@@ -119,7 +109,7 @@ def _saved(storage: Storage, scratch: Path) -> tuple[Path, dict[str, int]]:
         return folder, {"samples": content["num_samples"], "classes": content["num_classes"]}
     found = newest_whole(storage, lambda _: None)
     if found is None or found.moment.epoch < 1:
-        raise InputError(f"{storage} has not finished an epoch: try again when it has")
+        raise unfinished(storage)
     opened = open_checkpoint(storage, found.name, scratch)
     return opened.folder / TARGETS, opened.state["data"]
 

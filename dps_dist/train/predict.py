@@ -16,7 +16,7 @@ from dps_dist.data.loader import Loader, eval_loader
 from dps_dist.data.manifest import Manifest
 from dps_dist.data.order import EpochOrder
 from dps_dist.errors import InputError
-from dps_dist.train.trained import Trained
+from dps_dist.train.trained import Trained, check_classes, check_data
 
 Progress = Callable[[int, int], Any]
 BATCH = 256
@@ -43,8 +43,12 @@ def split_of(run: Trained, name: str | None = None) -> Shown:
     data = run.config.data
     name = name or run.config.evaluate.split
     if name != HOLD_OUT:
-        return Shown(manifests.read(data.path, name), None)
+        shown = manifests.read(data.path, name)
+        check_classes(run, shown)
+        return Shown(shown, None)
     train_set = manifests.read(data.path, "train")
+    check_classes(run, train_set)
+    check_data(run.folder, train_set, run.data, {"samples": len(train_set)})
     held_out = split(len(train_set), data.hold_out, data.hold_out_seed).held_out
     if held_out is None:
         raise InputError(f"--split is hold_out: {run.folder} held nothing out; give val")

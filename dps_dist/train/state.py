@@ -110,6 +110,7 @@ def finish(training: Training) -> dict[str, Any]:
         "images_per_s": median(row["images_per_s"] for row in rows),  # the first one compiles
         "seconds": sum(row["seconds"] for row in rows),
         "workers": training.peers.world_size,
+        **_data(training),
     }
     if training.peers.rank == 0:
         training.storage.write(SUMMARY, (json.dumps(finite(summary), indent=1) + "\n").encode())

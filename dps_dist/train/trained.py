@@ -2,7 +2,7 @@
 
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,14 +74,21 @@ def load(
 
 
 def _newest(storage: Storage) -> Opened:
-    """The newest checkpoint whose state is whole."""
+    """The newest checkpoint whose state is whole, of a run that has finished an epoch."""
     failure = InputError(f"{storage} has no checkpoint: train it for an epoch first")
     for found in complete(storage):
+        if found.moment.epoch < 1:
+            raise unfinished(storage)
         try:
             return _open(storage, found.name)
         except InputError as error:
             failure = error
     raise failure
+
+
+def unfinished(storage: Storage) -> InputError:
+    """What is said of a run in its first epoch, of which nothing can be told yet."""
+    return InputError(f"{storage} has not finished an epoch: try again when it has")
 
 
 def _open(storage: Storage, name: str) -> Opened:
@@ -92,6 +99,24 @@ def _open(storage: Storage, name: str) -> Opened:
 def names_sum(data: Manifest) -> int:
     """A number that tells class names from others."""
     return zlib.crc32("\n".join(data.class_names).encode())
+
+
+def check_classes(run: Trained, data: Manifest) -> None:
+    """Refuse data of other classes than the run knows."""
+    own = {"classes": data.num_classes, "sum of class names": names_sum(data)}
+    check_data(run.folder, data, run.data, own)
+
+
+def check_data(
+    run: Storage | str, data: Manifest, then: Mapping[str, int], own: Mapping[str, int]
+) -> None:
+    """Refuse other data than those of the run, of which `then` tells what is known."""
+    for what, count in own.items():
+        if then.get(what, count) != count:
+            raise InputError(
+                f"{data.beton} is not what {run} was trained on ({what} {count}, then "
+                f"{then[what]}): set data.path in its {CONFIG} to that data"
+            )
 
 
 def teacher(

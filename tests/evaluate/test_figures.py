@@ -12,7 +12,7 @@ from sklearn.metrics import brier_score_loss
 from torchmetrics.classification import BinaryCalibrationError
 
 from dps_dist.evaluate import chunks
-from dps_dist.evaluate.metrics import NAMES, Figures, all_figures, figures_of, reliability
+from dps_dist.evaluate.metrics import NAMES, Figures, all_figures, figures_of, measured
 from tests.evaluate.samples import rows, tensors, tied_rows
 
 
@@ -160,7 +160,7 @@ def test_any_split_over_batches_and_ranks(cuts, ranks, classes, seed, ties):
     whole = all_figures(logits, labels)
     assert split.figures() == pytest.approx(whole, rel=1e-11, abs=1e-13)
     assert len(split) == 120
-    diagram, expected = split.reliability(), reliability(logits, labels)
+    diagram, expected = split.reliability(), measured(logits, labels).reliability()
     assert diagram["count"] == expected["count"]
     assert diagram["accuracy"] == expected["accuracy"]
     for ours, theirs in zip(diagram["confidence"], expected["confidence"], strict=True):
@@ -169,10 +169,10 @@ def test_any_split_over_batches_and_ranks(cuts, ranks, classes, seed, ties):
 
 def test_chunks_change_nothing(monkeypatch):
     logits, labels = rows(101, 7)
-    whole, diagram = all_figures(logits, labels), reliability(logits, labels)
+    whole, diagram = all_figures(logits, labels), measured(logits, labels).reliability()
     monkeypatch.setattr(chunks, "ELEMENTS", 10)  # a row at a time
     assert all_figures(logits, labels) == pytest.approx(whole, rel=1e-12)
-    assert reliability(logits, labels)["count"] == diagram["count"]
+    assert measured(logits, labels).reliability()["count"] == diagram["count"]
 
 
 def test_padding_weighs_nothing():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dps_dist.errors import InputError
 from dps_dist.evaluate.metrics import Tally, figures_of
 from dps_dist.evaluate.robustness import (
+    CORRUPTIONS,
     PERTURBATIONS,
     by_severity,
     corruptions,
@@ -126,6 +127,15 @@ def test_noise_compares_with_the_first_frame(name, expected):
 def test_refuses_what_is_not_frames_of_videos(shape):
     with pytest.raises(InputError, match=r"^tilt has predictions of shape \(.*: give "):
         flip_probability(np.zeros(shape, int), "tilt")
+
+
+def test_says_which_corruptions_are_missing():
+    tally = by_severity(*rows(10, 3))
+    assert len(CORRUPTIONS) == 19
+    assert corruptions({"fog": tally, "snow": tally})["missing"] == [
+        name for name in CORRUPTIONS if name not in ("fog", "snow")
+    ]
+    assert "missing" not in corruptions(dict.fromkeys(CORRUPTIONS, tally))
 
 
 def test_mfp_is_of_the_ten():

@@ -12,7 +12,7 @@ from sklearn.calibration import calibration_curve
 from torchmetrics.functional.classification import binary_calibration_error
 
 from dps_dist.errors import InputError
-from dps_dist.evaluate.metrics import reliability
+from dps_dist.evaluate.metrics import measured
 from dps_dist.evaluate.top_label import ace, ece, reliability_of
 from tests.evaluate.samples import rows
 
@@ -127,8 +127,10 @@ def test_reliability_holds_the_ece(table, bins):
 def test_reliability_of_logits():
     logits, labels = rows(200, 10)
     confidence, predicted = logits.double().softmax(1).max(1)
-    assert reliability(logits, labels, 10) == reliability_of(confidence, predicted == labels, 10)
-    assert len(reliability(logits, labels)["count"]) == 15
+    assert measured(logits, labels).reliability(10) == reliability_of(
+        confidence, predicted == labels, 10
+    )
+    assert len(measured(logits, labels).reliability()["count"]) == 15
 
 
 def test_edges_and_full_confidence_are_in_the_lower_bin():

@@ -24,11 +24,10 @@ def run_with(folder, *names):
     return Run(config, Storage(folder / "run"), is_new=True)
 
 
-def told(run, *events):
-    heard = Loggers(run)
-    for event in events:
-        heard.hear(event)
-    heard.close()
+def told(run, *events, note=pytest.fail):
+    with Loggers(run, note) as heard:
+        for event in events:
+            heard.hear(event)
 
 
 def epoch(row):
@@ -57,6 +56,22 @@ def scalars(folder):
     return found
 
 
+def history(file):
+    """{step: {key: value}} of a file that W&B will upload."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    store, found = DataStore(), {}
+    store.open_for_scan(str(file))
+    while (data := store.scan_data()) is not None:
+        items = Record.FromString(data).history.item
+        row = {item.nested_key[0]: json.loads(item.value_json) for item in items}
+        if row:
+            own = {key: value for key, value in row.items() if not key.startswith("_")}
+            found[row["_step"]] = own
+    return found
+
+
 def test_tensorboard_holds_every_number(tmp_path):
     told(run_with(tmp_path), START, *map(epoch, ROWS), {"kind": "progress", "loss": 1.0})
     assert scalars(tmp_path / "run/tensorboard") == {row["step"]: numbers(row) for row in ROWS}
@@ -77,22 +92,56 @@ def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
     loggers.check(recipes.load("digits"))
 
 
+class Unreachable(loggers.Logger):
+    def start(self, run, step):
+        raise ConnectionError("no answer from http://me:secret@mlflow\nand more")
+
+    def log(self, step, figures):
+        raise ConnectionError("still no answer")
+
+    def close(self, failed=False):
+        raise ConnectionError("not even now")
+
+
+def test_a_run_outlives_a_logger_that_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setitem(loggers.LOGGERS, "mlflow", (Unreachable, "mlflow"))
+    notes = []
+    told(run_with(tmp_path, "mlflow"), START, *map(epoch, ROWS), note=notes.append)
+    said = "mlflow cannot log this run (no answer from http://***@mlflow): it goes on without"
+    assert notes == [said]
+    assert len(scalars(tmp_path / "run/tensorboard")) == 2
+    with pytest.raises(ZeroDivisionError), Loggers(run_with(tmp_path, "mlflow"), notes.append):
+        raise ZeroDivisionError  # of the run; what closing makes of it hides nothing
+
+
+def test_runs_of_one_name_in_two_folders_are_two(tmp_path):
+    one, other = (run_with(tmp_path / name) for name in ("a", "b"))
+    assert loggers.identity(one) != loggers.identity(other)
+    assert loggers.identity(one) == loggers.identity(run_with(tmp_path / "a"))
+    assert loggers.identity(one).startswith("run-")
+
+
 def test_the_configuration_is_flat(tmp_path):
     fields = dict(flat(run_with(tmp_path).config))
     assert fields["method.gamma"] == 0.85 and fields["train.checkpoint.keep_last"] == 2
 
 
 def test_mlflow(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow", reason="an extra of dps_dist")
+    import mlflow
+
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    run = run_with(tmp_path, "mlflow")
+    run = run_with(tmp_path / "it's", "mlflow")
     told(run, START, epoch(ROWS[0]))
     told(run, {**START, "step": 18}, epoch(ROWS[1]))  # resumed: the same run
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("dps_dist")
     (found,) = client.search_runs([experiment.experiment_id])
     assert found.data.params["method.gamma"] == "0.85" and found.info.status == "FINISHED"
+    with pytest.raises(ZeroDivisionError), Loggers(run, pytest.fail) as heard:
+        heard.hear({**START, "step": 36})
+        raise ZeroDivisionError
+    assert client.get_run(found.info.run_id).info.status == "FAILED"
     for row in ROWS:
         for key, value in numbers(row).items():
             history = {m.step: m.value for m in client.get_metric_history(found.info.run_id, key)}
@@ -100,14 +149,14 @@ def test_mlflow(tmp_path, monkeypatch):
 
 
 def test_wandb(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="an extra of dps_dist")
+    import wandb
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = run_with(tmp_path, "wandb")
     (tmp_path / "run").mkdir()
     told(run, START, *map(epoch, ROWS))
-    (kept,) = (tmp_path / "run/wandb").glob("offline-run-*")
-    summary = next(kept.rglob("wandb-summary.json"), None)
-    assert list(kept.glob("*.wandb"))
-    if summary is not None:
-        assert json.loads(summary.read_text())["accuracy"] == ROWS[1]["accuracy"]
+    wandb.teardown()  # as at the end of the process: now its service has written everything
+    (kept,) = (tmp_path / "run/wandb").glob("offline-run-*/*.wandb")
+    assert kept.stem == f"run-{loggers.identity(run)}"
+    assert history(kept) == {row["step"]: numbers(row) for row in ROWS}

@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 
 from dps_dist.recipes import resolve
+from dps_dist.report.audit import suggestions
 
 NASTY = '<img src=x onerror=alert(1)> $\\frac$ "& \N{SNOWMAN} _c'
 VERSIONS = {"dps_dist": "0.1.0", "python": "3.11.7", "torch": "2.15.0", "revision": "3f9c2ab"}
@@ -185,7 +186,7 @@ def audit_stand_ins(monkeypatch):
         "suggested_evidence": [0.912, 0.5, 0.9],
         "entropy": [0.1, 0.2, 0.3],
         "visits": [5, 5, 5],
-        "score": [0.9, 0.3, -0.8],
+        "score": [0.9877, 0.8, 0.1],
     }
     asked = []
 
@@ -193,8 +194,8 @@ def audit_stand_ins(monkeypatch):
         asked.append((data.path, split, list(samples), side))
         return [_png() for _ in samples]
 
-    rank = SimpleNamespace(rank=lambda run: pa.table(columns))
-    monkeypatch.setitem(sys.modules, "dps_dist.report.audit", rank)
+    ranked = SimpleNamespace(rank=lambda run: pa.table(columns), suggestions=suggestions)
+    monkeypatch.setitem(sys.modules, "dps_dist.report.audit", ranked)
     pictured = SimpleNamespace(pictures=pictures)
     monkeypatch.setitem(sys.modules, "dps_dist.data.pictures", pictured)
     return asked

@@ -4,6 +4,7 @@ import shutil
 import zlib
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -94,12 +95,12 @@ def assert_is_numpys(table, made):
     labels, rows = made.labels[index], np.arange(len(index))
     others = e.copy()
     others[rows, labels] = -1
-    score = others.max(1) - e[rows, labels]
-    near = np.abs(score) < 1e-3  # where rounding to float16 decides
-    suggested = np.where(score > 0, others.argmax(1), labels)
+    margin = others.max(1) - e[rows, labels]
+    near = np.abs(margin) < 1e-3  # where rounding to float16 decides
+    suggested = np.where(margin > 0, others.argmax(1), labels)
     assert (columns["suggested"] == suggested)[~near].mean() > 0.998  # but for ties among others
     assert np.array_equal(columns["label"], labels)
-    assert np.allclose(columns["score"], score, atol=1e-3)
+    assert np.allclose(columns["score"], 1 - e[rows, labels], atol=1e-3)
     assert np.allclose(columns["label_evidence"], e[rows, labels], atol=1e-3)
     assert np.allclose(
         columns["suggested_evidence"], np.maximum(others.max(1), e[rows, labels]), atol=1e-3
@@ -162,15 +163,16 @@ def test_writes_parquet(made, table, tmp_path):
 
 
 def test_other_readers_open_it(made, tmp_path):
-    pandas = pytest.importorskip("pandas")
     frame = pandas.read_parquet(audit.audit(made.finish()))
     assert len(frame) == len(made.trained) and frame["score"].is_monotonic_decreasing
 
 
 def test_agreement_counts_suggestions(table):
-    score, found = np.array(table["score"]), audit.agreement(table)
-    assert found["samples"] == len(score) and found["agree"] == (score <= 0).mean()
-    assert found["suggested"] == {t: (score > t).sum() for t in (0, 0.25, 0.5, 0.75, 0.9)}
+    margin = np.array(table["suggested_evidence"]) - np.array(table["label_evidence"])
+    found = audit.agreement(table)
+    assert found["samples"] == len(margin) and found["agree"] == (margin == 0).mean()
+    assert found["suggested"] == {t: (margin > t).sum() for t in (0, 0.25, 0.5, 0.75, 0.9)}
+    assert audit.suggestions(table, 1).num_rows == 0
     assert audit.suggestions(table, 0.5).num_rows == found["suggested"][0.5]
     with pytest.raises(InputError, match=r"threshold is -0.1: give a number from 0"):
         audit.suggestions(table, -0.1)
@@ -188,8 +190,9 @@ def test_quality_is_that_of_all_pairs(table, finished):
     )
     suggested = np.array(table["suggested"])
     assert found["wrong"] == wrong.sum()
-    assert found["precision"] == pytest.approx(wrong[score > 0].mean())
-    assert found["recall"] == pytest.approx((score > 0)[wrong].mean())
+    leaves = suggested != finished.labels[index]
+    assert found["precision"] == pytest.approx(wrong[leaves].mean())
+    assert found["recall"] == pytest.approx(leaves[wrong].mean())
     assert found["righted"] == pytest.approx((suggested == true[index])[wrong].mean())
     with pytest.raises(InputError, match=r"0 of 1098 labels are wrong"):
         audit.quality(table, finished.labels)
@@ -205,8 +208,9 @@ def test_a_corrected_manifest_can_be_trained_on(digits, tmp_path):
     data = copied(digits, tmp_path / "data")
     before = (data / "train.parquet").read_bytes()
     made = Made(tmp_path / "run", data)
-    table = audit.suggestions(audit.rank(made.finish()), 0.2)
-    fixed = audit.fix(made.folder, threshold=0.2)
+    ranked = audit.rank(made.finish())
+    table = audit.suggestions(ranked, 0.2)
+    fixed = audit.fix(made.folder, ranked, threshold=0.2)
     assert fixed == data / "train.corrected.parquet"
     assert (data / "train.parquet").read_bytes() == before
     own, old = pq.read_table(fixed), pq.read_table(data / "train.parquet")
@@ -227,9 +231,31 @@ def test_a_corrected_manifest_can_be_trained_on(digits, tmp_path):
     assert np.array_equal(read.clean_labels, made.data.clean_labels)
 
     with pytest.raises(InputError, match=r"train.corrected.parquet is there already: remove it"):
-        audit.fix(made.folder)
-    elsewhere = audit.fix(made.folder, tmp_path / "new/train.parquet")
+        audit.fix(made.folder, ranked)
+    elsewhere = audit.fix(made.folder, ranked, tmp_path / "new/train.parquet")
     assert pq.read_table(elsewhere)["label"].to_pylist() != own["label"].to_pylist()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_labels_of_unknown_truth_are_corrected_as_clean_ones(digits, tmp_path, known):
+    """Else the clean label would be the one that the audit rejects; where it is known it stays."""
+    data = copied(digits, tmp_path / "data")
+    if not known:  # as a data set with a wrong label is prepared: nobody knows
+        table = pq.read_table(data / "train.parquet")
+        labels = noisy_labels(
+            Made(tmp_path / "noisy", data).config.data, manifests.read(data, "train")
+        )
+        for name in ("label", "clean_label"):
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, table.schema.field(place), pa.array(labels))
+        pq.write_table(table, data / "train.parquet")
+    made = Made(tmp_path / "run", data, *([] if known else ["data.noise.kind=none"]))
+    fixed = pq.read_table(audit.fix(made.folder, audit.rank(made.finish())))
+    changed = (np.array(fixed["label"]) != made.labels).sum()
+    assert changed > 0
+    assert (np.array(fixed["clean_label"]) != made.data.clean_labels).sum() == (
+        0 if known else changed
+    )
 
 
 @pytest.mark.parametrize("name", ["baseline", "crl", "kd", "dlb"])
@@ -253,7 +279,7 @@ def test_other_methods_evidence_is_ranked(digits, tmp_path):
     store.update(torch.arange(1200), torch.eye(10)[torch.from_numpy(labels)])
     store.save(tmp_path / "targets", labels=labels)
     (tmp_path / "summary.json").write_text("{}")
-    assert np.array(audit.rank(tmp_path)["score"]).tolist() == [-1.0] * 1200
+    assert np.array(audit.rank(tmp_path)["score"]).tolist() == [0.0] * 1200
 
 
 def test_what_is_no_finished_epoch_is_refused(made):
@@ -309,7 +335,7 @@ def test_the_page_shows_the_top_samples(finished, table, tmp_path):
     text = out.read_text()
     page = Page(text)
     images = [attrs for tag, attrs in page.tags if tag == "img"]
-    top = table.slice(0, 12).to_pylist()
+    top = audit.suggestions(table).slice(0, 12).to_pylist()
     assert len(images) == 12
     for attrs, row in zip(images, top, strict=True):
         assert attrs["src"].startswith("data:image/png;base64,")
@@ -334,7 +360,7 @@ def test_names_are_text_on_the_page(finished, table):
 
 
 def test_a_page_without_suggestions_says_so(finished, table, tmp_path):
-    agreed = table.filter(pa.compute.less_equal(table["score"], 0))
+    agreed = table.filter(pa.compute.equal(table["suggested"], table["label"]))
     text = audit_page.write(finished.folder, agreed, tmp_path / "a.html").read_text()
     assert "there is nothing to suggest" in text and "<img" not in text
 

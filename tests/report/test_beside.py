@@ -1,5 +1,6 @@
 """What stands beside a run's own figures: the paper's, the samples' images, other runs."""
 
+import json
 import re
 import sys
 
@@ -34,6 +35,43 @@ def test_the_paper_stands_in_its_own_column(tmp_path):
     assert text.count("94.88 ±") == 1
 
 
+def beside_the_paper(folder, facts):
+    """The run's own figures by the paper's metric."""
+    config = recipes.load("cifar10-resnet18").model_dump(mode="json")
+    run = {"command": "dps train cifar10-resnet18"}
+    text = html.page(
+        [tables.read(evaluate(write_run(folder, rows(), config=config, run=run), facts))]
+    )
+    shown = cells(text, "Beside the paper")[1:]
+    return {row[0]: row[1] for row in shown}, Page(text).text
+
+
+def test_figures_of_another_split_do_not_stand_beside_the_paper(tmp_path):
+    own, _ = beside_the_paper(tmp_path / "a", evaluation(split="hold_out"))
+    last = f"{100 * rows()[-1]['accuracy']:.2f}%"
+    assert own["accuracyTest accuracy: CIFAR-10, ResNet-18, DPS"] == last != "97.32%"
+
+
+def test_means_over_some_files_do_not_stand_beside_the_paper(tmp_path):
+    facts = evaluation()
+    whole, _ = beside_the_paper(tmp_path / "whole", facts)
+    facts["on"]["cifar10-c"]["missing"] = ["snow", "glass_blur"]
+    facts["on"]["cifar10-p"]["missing"] = ["tilt"]
+    part, said = beside_the_paper(tmp_path / "part", facts)
+    differ = {name.split("CIFAR-10-C and")[0] for name in whole if whole[name] != part[name]}
+    assert differ == {"accuracy on CIFAR-10-C", "mFP on CIFAR-10-P"}
+    assert {part[name] for name in whole if whole[name] != part[name]} == {"–"}
+    assert "the mean is without snow, glass blur." in said
+    assert "the mean is without tilt." in said
+
+
+def test_ensembles_have_no_row(tmp_path):
+    config = recipes.load("cifar10-resnet18-baseline").model_dump(mode="json")
+    run = {"command": "dps train cifar10-resnet18-baseline"}
+    text = html.page([tables.read(write_run(tmp_path / "a", rows(), config=config, run=run))])
+    assert "Beside the paper" in titles(text) and "Ens." not in text
+
+
 @pytest.mark.parametrize(
     ("recipe", "settings", "shown"),
     [
@@ -41,6 +79,7 @@ def test_the_paper_stands_in_its_own_column(tmp_path):
         ("cifar10-resnet18", ["train.epochs=7"], True),
         ("cifar10-resnet18", ["method.name=baseline"], False),
         ("cifar10-resnet18", ["model.name=small_cnn"], False),
+        ("cifar10-resnet18", ["data.hold_out=50", "evaluate.split=hold_out"], False),
         ("digits", [], False),
     ],
 )
@@ -113,6 +152,19 @@ def test_different_data_are_refused(tmp_path):
     known = [run("e", {"source": "imagefolder", "path": p}, evaluation()) for p in ("x",)]
     known.append(run("f", {"source": "imagefolder", "path": "y"}, evaluation()))
     html.page(known)
+    for k, change in enumerate(({}, {"samples": 40_000}, {"sum of class names": 8})):
+        folders = [tmp_path / f"{k}{name}" for name in "ab"]
+        for folder, facts in zip(folders, ({}, change), strict=True):
+            write_run(folder, rows(), config={"data": {"source": "cifar10"}})
+            summary = json.loads((folder / "summary.json").read_text())
+            summary |= {"samples": 50_000, "classes": 10, "sum of class names": 7} | facts
+            (folder / "summary.json").write_text(json.dumps(summary))
+        pair = [tables.read(folder) for folder in folders]
+        if change:
+            with pytest.raises(InputError, match=r"\(50000 samples, .* class names\) but .* \("):
+                html.page(pair)
+        else:
+            html.page(pair)
     other = run("g", {"source": "imagefolder", "path": "x"}, evaluation(names=list("abcdefghij")))
     with pytest.raises(InputError, match="different data sets"):
         html.page([known[0], other])

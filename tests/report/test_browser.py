@@ -5,6 +5,8 @@ import pytest
 
 from dps_dist import recipes
 from dps_dist.report import html, tables
+from dps_dist.report.drawing import Album, Drawing
+from dps_dist.report.markup import document
 from tests.report import browser as browsers
 from tests.report.folders import arrays, audit_stand_ins, evaluate, evaluation, learning, write_run
 
@@ -12,10 +14,26 @@ BOXES = """[...document.querySelectorAll('figure svg, img, .swatch')].map(e => {
   const box = e.getBoundingClientRect();
   return [box.left, box.right, box.width, box.height];
 })"""
-# What is drawn in a figure, beyond its frame: an empty one has a box too.
-DRAWN = """[...document.querySelectorAll('figure svg')].map(e => {
-  const box = e.getBBox(); return Math.min(box.width, box.height);
+# Of each figure, how far what stands in its axes reaches, as shares of its width and height:
+# curves, images, and patches that are filled or have a run's colour, which neither the axes' paper
+# nor their frame has. Ticks and the grid are deeper, in groups of their own.
+DRAWN = """[...document.querySelectorAll('figure svg')].map(svg => {
+  const seen = e => [...e.querySelectorAll('path')].some(path => {
+    const style = getComputedStyle(path), own = path.getAttribute('style');
+    return own.includes('var(--run') ||
+      !(style.fill == 'none' || style.opacity == 0 || style.fillOpacity == 0); });
+  const inside = [...svg.querySelectorAll('g[id*="axes_"] > *')].filter(e =>
+    e.matches('g[id*="line2d_"], g[id*="Collection_"], image') ||
+    e.matches('g[id*="patch_"]') && seen(e) || e.querySelector(':scope > image'));
+  const boxes = inside.map(e => e.getBoundingClientRect()), whole = svg.getBoundingClientRect();
+  const reach = (from, to, size) => boxes.length ? (Math.max(...boxes.map(box => box[to])) -
+    Math.min(...boxes.map(box => box[from]))) / whole[size] : 0;
+  return [reach('left', 'right', 'width'), reach('top', 'bottom', 'height')];
 })"""
+# The heights of texts that stand upright; a turned one has the height of its length.
+TEXTS = """[...document.querySelectorAll('figure svg text')].filter(e => {
+  const to = e.getScreenCTM(); return e.textContent.trim() && Math.abs(to.b) < 1e-6 * to.a;
+}).map(e => e.getBoundingClientRect().height)"""
 TEXT_ON_PAPER = """[getComputedStyle(document.body).color,
   getComputedStyle(document.body).backgroundColor,
   getComputedStyle(document.querySelector('figure svg text')).fill]"""
@@ -66,10 +84,22 @@ def test_every_figure_is_seen(browser, page, width, dark):
     assert len(boxes) > 25
     for left, right, wide, high in boxes:
         assert wide > 5 and high > 5 and left >= 0 and right <= width, (left, right, wide, high)
-    assert min(browser.ask(DRAWN)) > 50
+    for wide, high in browser.ask(DRAWN):
+        assert wide > 0.3 and high > 0.3, (wide, high)
     assert browser.ask("document.documentElement.scrollWidth") <= width
     broken = "[...document.images].filter(image => !image.naturalWidth).length"
     assert browser.ask(broken) == 0
+
+
+def test_an_empty_figure_is_told_from_others(browser, tmp_path):
+    empty = Drawing("empty", "nothing", "", lambda figure: figure.add_subplot().set_xlabel("epoch"))
+    curve = Drawing("curve", "a curve", "", lambda figure: figure.add_subplot().plot([0, 1]))
+    bars = Drawing("bars", "bars", "", lambda figure: figure.add_subplot().bar([0, 1], [1, 2]))
+    file = tmp_path / "page.html"
+    file.write_text(document("Figures", Album().panels([empty, curve, bars])))
+    browser.open(file, 1600, dark=False)
+    nothing, *others = browser.ask(DRAWN)
+    assert nothing == [0, 0] and min(map(min, others)) > 0.5
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -82,9 +112,8 @@ def test_text_stands_out(browser, page, dark):
 
 def test_text_of_figures_is_large_enough_on_a_phone(browser, page):
     browser.open(page, 360, dark=False)
-    heights = """[...document.querySelectorAll('figure svg text')]
-        .map(e => Math.max(e.getBoundingClientRect().height, e.getBoundingClientRect().width))"""
-    assert min(h for h in browser.ask(heights) if h) > 5
+    heights = browser.ask(TEXTS)
+    assert len(heights) > 100 and min(heights) > 8
 
 
 def _luminance(colour):

@@ -30,6 +30,13 @@ def test_names_are_escaped_everywhere(tmp_path, really):
     assert files and all(re.fullmatch(r"[\w.-]+\.(png|svg)", name) for name in files)
 
 
+def test_names_that_are_alike_in_ascii(tmp_path, really):
+    facts = evaluation()
+    facts["on"] = dict.fromkeys(("ä", "ö", "_", "a", "a_"), facts["on"]["cifar10-c"])
+    run = tables.read(evaluate(write_run(tmp_path / "a", rows()), facts))
+    assert sum("severity" in name for name in figures(html.page([run]))) == 10
+
+
 def test_nan_null_and_nonsense(tmp_path, really):
     facts = evaluation()
     facts["figures"] |= {"nll": math.nan, "ece": None, "brier": "high"}

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dps_dist.config import Config
 from dps_dist.errors import InputError
-from dps_dist.report import html, plots, tables
+from dps_dist.report import drawing, html, plots, tables
 from tests.report.folders import epoch, write_run
 from tests.report.pages import Page, assert_self_contained
 
@@ -238,10 +238,11 @@ def test_many_runs_have_looks_of_their_own():
 
 
 def test_curves_of_the_page_take_its_colours(two):
-    svg = plots.panel_svg(two, plots.PANELS[0])
+    (panel,) = plots.drawings(two, plots.PANELS[:1])
+    svg = drawing.Album().figure(panel)
     assert "var(--run0)" in svg and "var(--run1)" in svg and "var(--soft)" in svg
     assert not any(colour in svg for colour in (plots.INK, *plots.COLOURS))
-    assert svg == plots.panel_svg(two, plots.PANELS[0])
+    assert svg == drawing.Album().figure(panel)
 
 
 def test_figure_without_background(two, tmp_path):

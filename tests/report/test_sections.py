@@ -40,12 +40,12 @@ def test_only_some_evaluated(two, tmp_path):
     assert "Some are not evaluated yet" in text and "Calibration" in titles(text)
 
 
-def test_an_evaluation_of_an_earlier_epoch_is_said(tmp_path):
-    folder = evaluate(write_run(tmp_path / "a", rows(5)), evaluation(epoch=3))
-    assert (
-        "was evaluated after epoch 3 and went on to 5"
-        in Page(html.page([tables.read(folder)])).text
-    )
+@pytest.mark.parametrize(("position", "when"), [(0, "after epoch 3"), (64, "in epoch 4")])
+def test_an_evaluation_of_an_earlier_epoch_is_said(tmp_path, position, when):
+    facts = evaluation(epoch=3, position=position)
+    folder = evaluate(write_run(tmp_path / "a", rows(5)), facts)
+    said = Page(html.page([tables.read(folder)])).text
+    assert f"was evaluated {when} and went on to 5" in said
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dps_dist import config
-from dps_dist.train.checkpoint import complete, newest_whole, open_checkpoint
+from dps_dist.train.checkpoint import Writer, complete, newest_whole, open_checkpoint
 from dps_dist.train.loop import epoch
 from dps_dist.train.manifest import FOLDER
 from dps_dist.train.setup import build
@@ -119,6 +119,20 @@ def assert_same_end(one, other):
     assert (one / "targets").exists() == (other / "targets").exists()
     if (one / "targets").exists():
         assert_same(saved_targets(one), saved_targets(other), "targets")
+
+
+def went_on(folder, copy, moment, kept=True):
+    """A copy of a run that saved its last state once more, at another moment; or that alone."""
+    storage = Storage(folder)
+    newest = complete(storage)[0]
+    opened = open_checkpoint(storage, newest.name, Path("unused"))
+    shutil.copytree(folder, copy)
+    if not kept:
+        shutil.rmtree(copy / FOLDER)
+    writer = Writer(Storage(copy), config.Checkpoint(keep_last=9), "later", None)
+    writer.save(moment, opened.state, None)
+    writer.close()
+    return copy
 
 
 def killed_after(folder, step, copy):

@@ -54,9 +54,37 @@ def test_audit(dps, noisy, data, tmp_path):
     table = pq.read_table(noisy / "audit.parquet")
     assert table.num_rows == 1200 and "1,200 samples" in said.out
     assert (tmp_path / "wrong.html").read_text().count("<img") == 20
-    corrected = pq.read_table(data / "train.corrected.parquet")["label"].to_numpy()
+    fixed = data / "train.corrected.parquet"
+    corrected = pq.read_table(fixed)["label"].to_numpy()
+    fixed.unlink()
     given, clean = table["label"].to_numpy(), manifests.read(data, "train").clean_labels
     assert (corrected == clean).mean() > 0.9 > (given == clean[table["index"].to_numpy()]).mean()
+
+
+def test_audit_writes_nothing_if_something_cannot_be(dps, noisy, data, tmp_path):
+    (noisy / "audit.parquet").unlink(missing_ok=True)
+    there = data / "train.corrected.parquet"
+    there.write_bytes(b"mine")
+    code, said = dps("audit", noisy, "--fix")
+    assert code == 2 and "train.corrected.parquet is there already: remove it" in said.err
+    there.unlink()
+    code, said = dps("audit", noisy, "--html", "wrong.png", "--fix")
+    assert code == 2 and "--html is wrong.png: give a page's name" in said.err
+    assert not (noisy / "audit.parquet").exists() and not there.exists()
+
+
+def test_audit_above_a_threshold(dps, noisy, data, tmp_path):
+    changed = {}
+    for threshold in ("0", ".5"):
+        words = ["--html", "wrong.html", "--top", 2000, "--fix", "--threshold", threshold]
+        code, said = dps("audit", noisy, *words)
+        assert code == 0, said.err
+        fixed = data / "train.corrected.parquet"
+        changed[threshold] = int(pq.read_schema(fixed).metadata[b"corrected_labels"])
+        assert (tmp_path / "wrong.html").read_text().count("<img") == changed[threshold]
+        fixed.unlink()
+    assert 0 < changed[".5"] < changed["0"]
+    assert dps("audit", noisy, "--threshold", "1.5")[0] == 2
 
 
 def test_audit_of_a_method_without_evidence(dps, teacher):

@@ -1,14 +1,16 @@
 """`dps evaluate` on real runs: figures against numpy, what it writes, what it refuses."""
 
 import json
+import math
 import shutil
 import sys
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from dps_dist import recipes
+from dps_dist import config, recipes
 from dps_dist.cli import main
 from dps_dist.data import manifest as manifests
 from dps_dist.data.hold_out import split
@@ -17,19 +19,21 @@ from dps_dist.data.order import EpochOrder
 from dps_dist.data.sources.cifar import CIFAR10_CLASSES
 from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
+from dps_dist.evaluate import metrics
 from dps_dist.evaluate.calibration import fit_temperature
-from dps_dist.train.checkpoint import complete
+from dps_dist.train.checkpoint import Moment, Writer, complete, open_checkpoint
 from dps_dist.train.evaluation import ensemble, evaluate
+from dps_dist.train.manifest import FOLDER
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load
-from tests.train.runs import trained
+from tests.train.runs import trained, went_on
 
 KEPT = ["train.epochs=3", "data.hold_out=100", "train.checkpoint.keep_last=9"]
 
 
-def made(ranks, folder, config):
-    (folder / "config.yaml").write_text(recipes.as_yaml(config))
-    trained(ranks, config, folder)
+def made(ranks, folder, settings):
+    (folder / "config.yaml").write_text(recipes.as_yaml(settings))
+    trained(ranks, settings, folder)
     return folder
 
 
@@ -68,11 +72,13 @@ def only_one(folder, **more):
 def test_has_the_figures_that_the_run_measured(teacher):
     """With the averaged weights, by which it was measured."""
     measured = json.loads((teacher / "summary.json").read_text())
+    assert (measured["samples"], measured["classes"]) == (1200, 10)
     found = only_one(teacher)
     for key in ("accuracy", "top5", "nll", "ece"):
         assert found.figures[key] == pytest.approx(measured[key], rel=1e-5)
     report = found.report
-    assert (report["epoch"], report["split"], report["samples"]) == (3, "val", 597)
+    assert (report["epoch"], report["position"]) == (3, 0)
+    assert (report["split"], report["samples"]) == ("val", 597)
     assert "temperature" not in report and "ta_kl" not in report  # nothing was held out
     assert sum(report["reliability"]["count"]) == 597
 
@@ -128,11 +134,75 @@ def test_evaluates_the_samples_that_were_held_out(other):
     assert found.report["samples"] == 100
 
 
+def test_says_how_far_into_an_epoch_the_model_is(teacher, tmp_path):
+    midway = went_on(teacher, tmp_path / "midway", Moment(3, 640, 1000))
+    report = only_one(midway).report
+    assert (report["epoch"], report["position"]) == (3, 640)
+
+
+def test_earlier_checkpoints_that_cannot_be_read_are_left_out(other, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(other, run)
+    third, second, first = complete(Storage(run))
+    state = run / FOLDER / second.name / "state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+    assert only_one(run).report["ta_kl"]["epochs"] == [1]
+    shutil.rmtree(run / FOLDER / first.name)  # pruned after it was listed
+    monkeypatch.setattr("dps_dist.train.evaluation.complete", lambda _: [third, second, first])
+    assert "ta_kl" not in only_one(run).report
+
+
+# ---- the run's own data
+
+
+def with_classes(run, folder, parts, names):
+    """A copy of a run, on a copy of its data whose classes have other names."""
+    data = shutil.copytree(load(run).config.data.path, folder / "data")
+    for part in parts:
+        file = data / f"{part}.parquet"
+        table = pq.read_table(file)
+        about = {**table.schema.metadata, b"class_names": json.dumps(names).encode()}
+        pq.write_table(table.replace_schema_metadata(about), file)
+    copy = shutil.copytree(run, folder / "run")
+    fields = recipes.parse((copy / "config.yaml").read_text(), "")
+    settings = recipes.resolve(fields, [f"data.path={data}"], where="")
+    (copy / "config.yaml").write_text(recipes.as_yaml(settings))
+    return copy
+
+
+@pytest.mark.parametrize("names", ["abcdefghij", "0123456789ab"])
+def test_data_of_other_classes_are_refused(teacher, tmp_path, names):
+    run = with_classes(teacher, tmp_path, ["val"], list(names))
+    with pytest.raises(InputError, match=r"val.beton is not what .*run was trained on \(.*class"):
+        evaluate([str(run)])
+
+
+def test_held_out_samples_of_other_classes_are_refused(other, tmp_path):
+    run = with_classes(other, tmp_path, ["train"], list("abcdefghij"))
+    with pytest.raises(InputError, match=r"train.beton is not what .* was trained on"):
+        evaluate([str(run)])
+
+
+def test_each_run_is_held_against_the_data(teacher, tmp_path):
+    """The first knows the classes, and the other does not."""
+    other = with_classes(teacher, tmp_path, [], [])
+    first = shutil.copytree(other, tmp_path / "first")
+    found = complete(Storage(other))[0]
+    state = open_checkpoint(Storage(other), found.name, tmp_path).state
+    known = {**state["data"], "sum of class names": 7}
+    writer = Writer(Storage(other), config.Checkpoint(), "later", None)
+    writer.save(Moment(3, 0, found.moment.step + 1), {**state, "data": known}, None)
+    writer.close()
+    with pytest.raises(InputError, match=r"val.beton is not what .*run was trained on"):
+        evaluate([str(first), str(other)])
+
+
 # ---- several
 
 
 def test_an_ensemble_is_the_mean_of_softmaxes(teacher, other):
-    found = evaluate([str(teacher), str(other), str(teacher)])  # who is named twice counts once
+    # Who is named twice counts once
+    found = evaluate([str(teacher), str(other), str(teacher), f"{teacher}/"])
     assert [one.run.folder for one in found] == [str(teacher), str(other)]
     (z, labels), (w, _) = logits_of(teacher), logits_of(other)
     mean = (softmax(z) + softmax(w)) / 2
@@ -186,11 +256,9 @@ def cifar(ranks, tmp_path_factory):
     for name, count in (("train", 200), ("val", 50)):
         fake = FakeCifar(count)
         write_split(fake, data, name, {"source": "cifar10"}, ImageOptions("raw"), workers=1)
-    config = recipes.load(
-        "digits",
-        [f"data.path={data}", "data.resolution=32", "method.name=baseline", "train.epochs=4"],
-    )
-    return made(ranks, tmp_path_factory.mktemp("cifar run"), config)
+    small = ["data.resolution=32", "method.name=baseline", "train.epochs=4"]
+    settings = recipes.load("digits", [f"data.path={data}", *small])
+    return made(ranks, tmp_path_factory.mktemp("cifar run"), settings)
 
 
 def predicted(folder, images):
@@ -262,6 +330,22 @@ def test_other_data_that_do_not_fit_are_refused(cifar, digits, tmp_path, option,
         evaluate([str(cifar)], **given)
 
 
+def test_prepared_corruptions_are_not_taken_for_one(cifar, tmp_path):
+    """As `dps prepare cifar10-c` and `cifar10-p` write them."""
+    raw = ImageOptions("raw")
+    for name in ("brightness", "fog"):
+        write_split(FakeCifar(20), tmp_path, name, {"source": "cifar10-c"}, raw, workers=1)
+    for option in ("on", "ood"):
+        with pytest.raises(InputError, match=r"holds brightness, fog and neither val nor test: "):
+            evaluate([str(cifar)], **{option: {"c": str(tmp_path)}})
+    unlabelled = FakeCifar(20)
+    unlabelled.labels = np.full(20, -1)
+    folder = tmp_path / "p"
+    write_split(unlabelled, folder, "tilt", {"source": "cifar10-p"}, raw, workers=1)
+    with pytest.raises(InputError, match=r"--on p is .*: tilt.beton has samples without a label; "):
+        evaluate([str(cifar)], on={"p": str(folder)})
+
+
 # ---- the command
 
 
@@ -288,8 +372,27 @@ def test_the_command_prints_and_writes(teacher, other, digits, tmp_path, monkeyp
         assert f"{folder} on same: " in printed
         with np.load(folder / "evaluation.npz", allow_pickle=False) as arrays:
             assert arrays["mu"].shape == (10, 10)
-    assert "mean ± deviation" in printed
+    assert "mean ± deviation" not in printed  # another method, and other data held out
     assert f"{100 * both['ensemble']['accuracy']:.2f}" in printed
+
+
+def test_a_mean_is_of_runs_that_differ_in_seeds_alone(other, tmp_path, monkeypatch, capsys):
+    runs = [other, tmp_path / "again"]
+    shutil.copytree(other, runs[1])
+    fields = recipes.parse((other / "config.yaml").read_text(), "")
+    for setting, same in (("train.seed=7", True), ("method.gamma=.5", False)):
+        changed = recipes.resolve(fields, [setting, "launch.workers=2"], where="")
+        (runs[1] / "config.yaml").write_text(recipes.as_yaml(changed))
+        assert run_command(monkeypatch, *runs) == 0
+        assert ("mean ± deviation" in capsys.readouterr().out) == same
+
+
+def test_the_table_holds_what_json_can(teacher, tmp_path, monkeypatch):
+    run, out = shutil.copytree(teacher, tmp_path / "run"), tmp_path / "new" / "table.json"
+    real = metrics.Figures.figures
+    monkeypatch.setattr(metrics.Figures, "figures", lambda own: real(own) | {"nll": math.nan})
+    assert run_command(monkeypatch, run, "--out", out) == 0
+    assert json.loads(out.read_text())["runs"][str(run)]["figures"]["nll"] is None
 
 
 def test_the_command_wants_names(teacher, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,12 @@ from dps_dist.report import audit
 from dps_dist.targets import Dirichlet, LocalTargets
 from dps_dist.train import export as exports
 from dps_dist.train.card import loading
+from dps_dist.train.checkpoint import Moment
+from dps_dist.train.evaluation import evaluate
 from dps_dist.train.export import export, write_targets
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load
-from tests.train.runs import saved_targets, trained
+from tests.train.runs import saved_targets, trained, went_on
 
 DOCS = Path(__file__).parents[2] / "docs/export.md"
 
@@ -154,15 +157,36 @@ def test_the_card_has_recipe_figures_and_classes(noisy, tmp_path):
     assert (tmp_path / "out/config.yaml").read_bytes() == (noisy / "config.yaml").read_bytes()
 
 
-def test_the_card_prefers_what_was_evaluated(noisy, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(noisy, run)
-    own = {"split": "test", "figures": {"accuracy": 0.125, "brier": 0.5}, "temperature": 2.5}
-    own["on"] = {"c": {"accuracy": 0.25, "by_severity": {"1": 0.2}}}
-    (run / "evaluation.json").write_text(json.dumps(own))
+@pytest.fixture(scope="module")
+def evaluated(noisy, digits, tmp_path_factory):
+    """A copy of the run, evaluated also on the same digits under another name."""
+    run = shutil.copytree(noisy, tmp_path_factory.mktemp("evaluated") / "run")
+    where = {"on": {"v2": str(digits)}, "ood": {"others": str(digits)}}
+    (found,) = evaluate([str(run)], split="train", **where)
+    found.write()
+    return run, found.report
+
+
+def test_the_card_prefers_what_was_evaluated(evaluated, tmp_path):
+    run, report = evaluated
     card = (export(run, tmp_path / "out") / "README.md").read_text()
-    for line in ("| test | |", "| brier | 0.5 |", "| accuracy on c | 0.25 |", "temperature 2.5,"):
-        assert line in card
+    again, figures = report["on"]["v2"]["figures"], report["figures"]
+    for key in ("accuracy", "brier", "nll_ts"):
+        assert f"| {key} | {figures[key]:.4g} |" in card
+    assert "| train | |" in card and f"the temperature {report['temperature']:.4g}," in card
+    assert f"| accuracy on v2 | {again['accuracy']:.4g} |" in card
+    assert f"| auroc on others | {report['on']['others']['auroc']:.4g} |" in card
+    assert "samples on" not in card
+
+
+def test_the_card_has_no_figures_of_other_weights(evaluated, tmp_path):
+    run, _ = evaluated
+    for moment in (Moment(12, 64, 9000), Moment(13, 0, 9000)):
+        went_on(run, tmp_path / "run", moment)
+        card = (export(tmp_path / "run", tmp_path / "out") / "README.md").read_text()
+        assert "## Figures" not in card and "temperature" not in card
+        shutil.rmtree(tmp_path / "run")
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_a_model_is_exported_without_its_data(noisy, tmp_path):
@@ -224,7 +248,7 @@ def test_the_largest_targets_come_with_their_classes(noisy, tmp_path):
 
 @pytest.mark.parametrize("reader", ["pandas", "polars", "duckdb"])
 def test_their_readers_open_the_targets(reader, noisy, tmp_path):
-    module = pytest.importorskip(reader)
+    module = import_module(reader)
     file = str(export(noisy, tmp_path / "out", targets="top", top_k=2) / "targets.parquet")
     if reader == "duckdb":
         rows = module.sql(f"select probabilities[1] from '{file}'").fetchall()
@@ -265,10 +289,10 @@ def test_the_audit_finds_the_wrong_labels_of_a_real_run(noisy):
 
 
 def test_onnx_gives_the_same_logits_for_any_batch(noisy, tmp_path):
-    pytest.importorskip("onnxscript")
-    reference = pytest.importorskip("onnx.reference")
+    from onnx.reference import ReferenceEvaluator
+
     out = export(noisy, tmp_path / "out", onnx=True)
-    session = reference.ReferenceEvaluator(str(out / "model.onnx"))
+    session = ReferenceEvaluator(str(out / "model.onnx"))
     for count in (1, 5):
         with torch.no_grad():
             own = load(noisy).model(images(count)).numpy()
@@ -299,6 +323,9 @@ def test_what_cannot_be_exported_is_refused(noisy, teacher, tmp_path):
         export(teacher, tmp_path / "out", targets="top")
     with pytest.raises(InputError, match=r"has no config.yaml"):
         export(tmp_path / "nothing", tmp_path / "out")
+    early = went_on(teacher, tmp_path / "full" / "early", Moment(0, 64, 1), kept=False)
+    with pytest.raises(InputError, match=r"early has not finished an epoch"):
+        export(early, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 

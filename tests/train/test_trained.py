@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from dps_dist.errors import InputError
-from dps_dist.train.checkpoint import complete, open_checkpoint
+from dps_dist.train.checkpoint import Moment, complete, open_checkpoint
 from dps_dist.train.manifest import FOLDER
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load
 from dps_dist.train.trained import teacher as teacher_of
+from tests.train.runs import went_on
 
 
 def test_a_damaged_checkpoint_is_passed_over(teacher, tmp_path):
@@ -33,6 +34,13 @@ def test_what_is_no_trained_run_is_refused(teacher, tmp_path):
     shutil.copy(teacher / "config.yaml", empty)
     with pytest.raises(InputError, match=r"has no checkpoint: train it for an epoch first"):
         load(empty)
+
+
+def test_a_run_in_its_first_epoch_is_refused(teacher, tmp_path):
+    early = went_on(teacher, tmp_path / "early", Moment(0, 640, 10), kept=False)
+    with pytest.raises(InputError, match=r"early has not finished an epoch: try again when it has"):
+        load(early)
+    assert load(early, checkpoint=complete(Storage(early))[0].name).moment.position == 640
 
 
 def test_a_teacher_knows_the_same_classes_and_sees_the_same_images(teacher, settings, train_digits):

@@ -30,10 +30,11 @@ def elsewhere(runs: Sequence[Run], album: Album) -> str:
     wanted = dict.fromkeys((name, held.get("kind")) for on in found for name, held in on.items())
     names = labels(runs)
     parts = []
-    for name, kind in wanted:
+    for k, (name, kind) in enumerate(wanted):
         held = [_of_kind(on.get(name, {}), kind) for on in found]
         show = KINDS.get(str(kind))
-        text = show(name, names, held, album) if show else ""
+        key = f"{k}-{slug(name)}"  # other names may come to the same
+        text = show(key, names, held, album) if show else ""
         parts.append(heading(name) + text if text else "")
     return section("Other data", *parts)
 
@@ -42,7 +43,7 @@ def _of_kind(held: dict[str, Any], kind: Any) -> dict[str, Any]:
     return held if held.get("kind") == kind else {}
 
 
-def _labelled(name: str, names: Sequence[str], held: Held, album: Album) -> str:
+def _labelled(key: str, names: Sequence[str], held: Held, album: Album) -> str:
     shown = [
         (label, mapping(own.get("figures")), None)
         for label, own in zip(names, held, strict=True)
@@ -51,14 +52,14 @@ def _labelled(name: str, names: Sequence[str], held: Held, album: Album) -> str:
     return figures_table(shown) + paragraph(_samples(held))
 
 
-def _ood(name: str, names: Sequence[str], held: Held, album: Album) -> str:
+def _ood(key: str, names: Sequence[str], held: Held, album: Album) -> str:
     scores = cells([number(own, "auroc") for own in held], percent, max)
     rows = [[Cell(label), score] for label, score in zip(names, scores, strict=True)]
     note = f"AUROC: how well confidence tells these samples from the run's own. {_samples(held)}"
     return table(["run", "AUROC"], rows, 1) + paragraph(note)
 
 
-def _perturbations(name: str, names: Sequence[str], held: Held, album: Album) -> str:
+def _perturbations(key: str, names: Sequence[str], held: Held, album: Album) -> str:
     kinds = dict.fromkeys(key for own in held for key in mapping(own.get("by_perturbation")))
     means = cells([number(own, "mfp") for own in held], percent, min)
     rows = [[Cell("mean (mFP)"), *means]]
@@ -66,23 +67,23 @@ def _perturbations(name: str, names: Sequence[str], held: Held, album: Album) ->
         values = [number(mapping(own.get("by_perturbation")), kind) for own in held]
         rows.append([_named(kind), *cells(values, percent, min)])
     note = "How often the prediction flips from frame to frame; lower is better."
-    return table(["perturbation", *names], rows, 1) + paragraph(note)
+    return table(["perturbation", *names], rows, 1) + paragraph(note) + _missing(names, held)
 
 
-def _corruptions(name: str, names: Sequence[str], held: Held, album: Album) -> str:
+def _corruptions(key: str, names: Sequence[str], held: Held, album: Album) -> str:
     severity = np.arange(1.0, SEVERITIES + 1)
     accuracy = [_by_severity(own) for own in held]
     ece = [array(own.get("ece_by_severity"), SEVERITIES) for own in held]
     panels = [
         lines.drawing(
-            f"corruptions-{key}-{slug(name)}",
+            f"corruptions-{figure}-{key}",
             title,
             about,
             [None if value is None else (severity, value) for value in values],
             "severity",
             percent=True,
         )
-        for key, title, about, values in (
+        for figure, title, about, values in (
             ("accuracy", "accuracy", "mean of the corruptions", accuracy),
             ("ece", "ECE", "of all corruptions", ece),
         )
@@ -103,6 +104,7 @@ def _corruptions(name: str, names: Sequence[str], held: Held, album: Album) -> s
     return (
         drawn
         + table(["accuracy", *names], rows, 1)
+        + _missing(names, held)
         + (details("each severity", by_run) if by_run else "")
     )
 
@@ -141,6 +143,16 @@ def _severities(own: dict[str, Any]) -> str:
 
 def _named(kind: str) -> Cell:
     return Cell(kind.replace("_", " "))
+
+
+def _missing(names: Sequence[str], held: Held) -> str:
+    """Which files were not there; without them the mean is not what papers state."""
+    said = [
+        f"{label}: the mean is without {', '.join(map(str, missing)).replace('_', ' ')}."
+        for label, own in zip(names, held, strict=True)
+        if isinstance(missing := own.get("missing"), list) and missing
+    ]
+    return paragraph(" ".join(said)) if said else ""
 
 
 def _samples(held: Held) -> str:

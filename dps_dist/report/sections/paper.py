@@ -5,22 +5,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from dps_dist import recipes
+from dps_dist.config.flat import flatten
 from dps_dist.errors import InputError
 from dps_dist.recipes import paper
-from dps_dist.report.flat import flatten
 from dps_dist.report.markup import heading, paragraph, section, table
 from dps_dist.report.tables import Run, labels
-from dps_dist.report.values import ABSENT, Cell, finite, mapping, number, percent, plain
+from dps_dist.report.values import ABSENT, Cell, finite, number, percent, plain
 
 # With another of these it is not the paper's row; with another of FREE it still is.
-OF_THE_ROW = ("method.name", "method.task.name", "model.", "data.source", "data.noise.")
+OF_THE_ROW = (
+    *("method.name", "method.task.name", "model.", "data.source", "data.noise."),
+    "evaluate.split",
+)
 FREE = ("launch.", "train.checkpoint.", "train.seed", "data.path", "data.threads", "run.")
 TAKES_VALUE = ("--set", "--workers", "--out", "--name")
 TITLES = {
     "accuracy": "accuracy",
     "best_accuracy": "best accuracy of all epochs",
     "accuracy_c": "accuracy on CIFAR-10-C",
-    "ensemble_accuracy": "accuracy of the ensemble",
     "mfp": "mFP on CIFAR-10-P",
     "auroc": "AUROC against SVHN",
     "ece": "ECE",
@@ -35,7 +37,7 @@ def paper_says(runs: Sequence[Run]) -> str:
     for run, label in zip(runs, labels(runs), strict=True):
         recipe = recipe_of(run)
         found, differ = _of_the_paper(run, recipe) if recipe else ([], [])
-        rows = [_row(run, *held) for held in found if held[2].value is not None]
+        rows = [_row(run, *held) for held in found if _shown(held[2])]
         if not rows:
             continue
         shown += heading(label) if len(runs) > 1 else ""
@@ -46,6 +48,11 @@ def paper_says(runs: Sequence[Run]) -> str:
         return ""
     about = "The boxed column holds the paper's figures, not ours; ± is the deviation of its runs."
     return section("Beside the paper", shown, paragraph(about))
+
+
+def _shown(cell: paper.Cell) -> bool:
+    """An ensemble has no run's folder that could hold its figure."""
+    return cell.value is not None and cell.metric != "ensemble_accuracy"
 
 
 def _row(run: Run, held: paper.Table, row: paper.Row, cell: paper.Cell) -> list[Cell]:
@@ -109,7 +116,10 @@ def _ours(run: Run, metric: str) -> str:
 
 
 def _figure(run: Run, metric: str) -> float | None:
-    """The run's own; of an evaluation if there is one, else of its last epoch."""
+    """The run's own; of an evaluation of its split if there is one, else of its last epoch.
+
+    A mean over some of the corruptions or perturbations is not the paper's figure.
+    """
     if metric == "best_accuracy":
         best = run.best()
         return best[0] if best else None
@@ -121,10 +131,12 @@ def _figure(run: Run, metric: str) -> float | None:
     if metric in kinds:
         kind, key = kinds[metric]
         on: dict[str, Any] = run.evaluation.on if run.evaluation else {}
-        held = [own for name, own in on.items() if own.get("kind") == kind]
+        whole = {name: own for name, own in on.items() if not own.get("missing")}
+        held = [own for own in whole.values() if own.get("kind") == kind]
         if metric == "auroc":
-            held = [own for name, own in on.items() if "svhn" in name.lower() and own in held]
+            held = [own for name, own in whole.items() if "svhn" in name.lower() and own in held]
         return number(held[0], key) if held else None
-    evaluated = run.evaluation.figures if run.evaluation else {}
-    value = number(mapping(evaluated), metric)
+    found, split = run.evaluation, run.field("evaluate.split")
+    evaluated = found.figures if found and found.facts.get("split") == split else {}
+    value = number(evaluated, metric)
     return value if value is not None else run.last(metric)

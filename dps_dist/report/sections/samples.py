@@ -28,12 +28,11 @@ def most_changed(runs: Sequence[Run]) -> str:
 
 def _samples(run: Run, most: int) -> str:
     from dps_dist.data.pictures import pictures
-    from dps_dist.report.audit import rank
+    from dps_dist.report.audit import rank, suggestions
     from dps_dist.train.storage import Storage
     from dps_dist.train.trained import read_config
 
-    first: list[dict[str, Any]] = rank(run.folder).slice(0, most).to_pylist()
-    rows = [row for row in first if row["score"] > 0]
+    rows: list[dict[str, Any]] = suggestions(rank(run.folder)).slice(0, most).to_pylist()
     if not rows:
         return paragraph("The evidence of every sample is greatest at its label.")
     data = read_config(Storage(run.folder)).data
