@@ -4,7 +4,8 @@
 
 Labels are redrawn (20% and 40% symmetric, 40% asymmetric); who finds them? DPS trains once, and its
 evidence ranks the samples. cleanlab is given the predictions of a plainly trained model for samples
-that it did not see: five folds, five trainings of the same model on 4/5 of the data. What either costs is CPU time.
+that it did not see: five folds, five trainings of the same model on 4/5 of the data.
+What either costs is CPU time.
 Needs cleanlab: pip install 'dps_dist[bench]'.
 """
 
