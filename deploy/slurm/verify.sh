@@ -66,6 +66,9 @@ print(f"{run.name}: epochs 1 to {epochs}, each once; accuracy {json.loads((run /
 PYTHON
     grep -hE '^(run |restarted|job )|finished' "$here/$1.log"
     if compgen -G "$here/.dps-*" >/dev/null; then fail "a token is left"; fi
+    for node in "${nodes[@]}"; do
+        if ls -d "/proc/${daemons[$node]}/root/tmp/dps-"* 2>/dev/null; then fail "Ray's files are left on $node"; fi
+    done
 }
 
 for tool in ip slurmctld slurmd munged dps ray; do
