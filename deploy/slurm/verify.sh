@@ -11,7 +11,7 @@ here=$(mktemp -d -p /var/tmp dps-slurm-XXXX)  # the shared disk: a node has its 
 nodes=("dps$$a" "dps$$b")
 addresses=(10.78.0.1 10.78.0.2)  # seen by the two nodes only
 declare -A daemons=()
-export SLURM_CONF=$here/slurm.conf HOME=$here
+export SLURM_CONF=$here/slurm.conf HOME=$here RAY_worker_niceness=0  # or a busy machine starves them
 
 step() { printf '\n== %s\n' "$*"; }
 fail() {

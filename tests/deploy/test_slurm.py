@@ -16,12 +16,13 @@ from dps_dist.cli.base import app
 
 ROOT = Path(__file__).parent.parent.parent
 SBATCH = ROOT / "deploy/slurm/dps.sbatch"
+PATIENCE_S = 240  # a busy machine is no failure
 COMMANDS = {
     "scontrol": 'echo "scontrol $*" >> calls; echo "   NodeAddr=127.0.0.1 NodeHostName=a"',
     "srun": 'echo "srun $*" >> calls; exec sleep 100',
     "ray": "exit 0",
     "dps": 'stat -c %a .dps-7.token > mode; echo "$*" >> trained; exec sleep "${TRAIN_S:-0}"',
-    # All nodes are there; the rest is asked of the real one.
+    # All nodes are there; whether there is a folder is asked of the real one.
     "python": f'case "$*" in *ray.init*) ;; *) exec {shlex.quote(sys.executable)} "$@" ;; esac',
 }
 
@@ -67,17 +68,13 @@ def job(tmp_path):
     return start
 
 
-def test_a_run_that_has_a_folder_is_resumed(job, tmp_path):
-    assert job().wait(60) == 0
+def test_a_run_that_has_a_folder_is_resumed_and_the_token_goes_with_the_job(job, tmp_path):
+    assert job().wait(PATIENCE_S) == 0
     (tmp_path / "runs/dps-7").mkdir(parents=True)
     (tmp_path / "runs/dps-7/config.yaml").touch()
-    assert job().wait(60) == 0
+    assert job().wait(PATIENCE_S) == 0
     first = "train digits --out runs --name dps-7"
     assert (tmp_path / "trained").read_text().splitlines() == [first, f"{first} --resume"]
-
-
-def test_the_token_is_the_jobs_own_and_goes_with_it(job, tmp_path):
-    assert job().wait(60) == 0
     assert (tmp_path / "mode").read_text() == "600\n"
     assert not list(tmp_path.glob(".dps*"))
 
@@ -86,11 +83,11 @@ def test_the_token_is_the_jobs_own_and_goes_with_it(job, tmp_path):
 def test_signals(job, tmp_path, name, code, requeued):
     """Slurm sends USR1 before the time limit, TERM when the job is cancelled."""
     started = job(TRAIN_S="100")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not (tmp_path / "trained").exists():
         assert started.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
     subprocess.run(["kill", f"-{name}", str(started.pid)], check=True)
-    assert started.wait(60) == code
+    assert started.wait(PATIENCE_S) == code
     assert ("scontrol requeue 7" in (tmp_path / "calls").read_text()) == requeued
     assert not list(tmp_path.glob(".dps*"))
