@@ -24,7 +24,7 @@ on() { ip netns exec "$@"; }
 clean_up() {
     # Each is the first process of its node: all others of the node go with it.
     for pid in "${daemons[@]}"; do kill -KILL "$pid" 2>/dev/null || true; done
-    wait
+    wait 2>/dev/null || true
     for node in "${nodes[@]}"; do ip netns delete "$node" 2>/dev/null || true; done
     rm -rf "$here"
 }
@@ -36,7 +36,7 @@ power_on() {
         hostname $1; mount -t tmpfs tmpfs /tmp; exec slurmd -D -N $1" >>"$here/$1.log" 2>&1 &
     daemons[$1]=$!
 }
-power_off() { kill -KILL "${daemons[$1]}"; wait "${daemons[$1]}" || true; }
+power_off() { kill -KILL "${daemons[$1]}"; wait "${daemons[$1]}" 2>/dev/null || true; }
 
 submit() { on "${nodes[0]}" env DPS_OUT="$here/runs" DPS_NAME="$1" sbatch --parsable --output="$here/$1.log" "${@:2}"; }
 state() { on "${nodes[0]}" scontrol show job "$1" | grep -oP 'JobState=\K\w+'; }
