@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+keep=${1:-}
 base=localhost/debian:bookworm
 image=localhost/dps
 here=$(mktemp -d)
@@ -16,10 +17,10 @@ clean_up() {
     podman rm --force --time 5 --ignore "$head" "$worker" >/dev/null || true
     podman network rm --force "$network" >/dev/null 2>&1 || true
     rm -rf "$here"
-    if [ "${1:-}" != --keep ]; then podman rmi --force "$image" "$base" >/dev/null 2>&1 || true; fi
+    if [ "$keep" != --keep ]; then podman rmi --force "$image" "$base" >/dev/null 2>&1 || true; fi
     podman image prune --force >/dev/null || true  # the stages of the build
 }
-trap 'clean_up "${1:-}"' EXIT
+trap clean_up EXIT
 
 step() { printf '\n== %s\n' "$*"; }
 fail() { printf 'FAILED: %s\n' "$*" >&2; exit 1; }
