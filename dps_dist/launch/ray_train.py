@@ -9,6 +9,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from dps_dist.launch import loggers
 from dps_dist.launch.display import Display
 from dps_dist.launch.loggers import Loggers
 from dps_dist.launch.runs import Run
+from dps_dist.launch.telemetry import RankTelemetry, RunTelemetry
 from dps_dist.train.setup import check_device, check_method, read_sets
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import read_config
@@ -39,6 +41,8 @@ SILENCE_S = 120.0  # then it is said that nothing is heard
 ERRORS = "errors.log"
 # What starting again does not mend: no room, no right to write
 HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+
+Listener = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,8 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
     )
     listeners = Loggers(run)
     try:
-        return _follow(trainer, events, display, listeners)
+        with RunTelemetry(run.storage.name) as telemetry:
+            return _follow(trainer, events, display, (listeners.hear, telemetry.hear))
     finally:
         listeners.close()
 
@@ -256,24 +261,30 @@ def work(settings: dict[str, Any]) -> None:
     from dps_dist.train.loop import run
 
     job: Job = settings["job"]
-    config = Config.model_validate_json(job.config)
+    config, storage = Config.model_validate_json(job.config), Storage(job.storage)
+    rank = ray.train.get_context().get_world_rank()
+    telemetry = RankTelemetry(storage.name, rank)
 
     def tell(event: dict[str, Any]) -> None:
+        telemetry.hear(event)
         told = job.events.actor.put_nowait.remote(event)  # type: ignore[attr-defined]
         if event["kind"] in ("end", "refused"):  # after these Ray ends this process
             ray.get(told)
 
-    if ray.train.get_context().get_world_rank() == 0:
+    if rank == 0:
         tell({"kind": "phase", "text": "loading"})
     threads = max(1, int(config.launch.cpus_per_worker))
     torch.set_num_threads(threads)
     try:
         device = ray.train.torch.get_device()
-        run(config, Storage(job.storage), tell, device=device, threads=threads)
+        run(config, storage, tell, device=device, threads=threads, monitor=telemetry.see)
     except (InputError, OSError) as error:
         if _is_hopeless(error):
-            tell({"kind": "refused", "text": _sentence(error)})
+            why = type(error).__name__
+            tell({"kind": "refused", "text": _sentence(error), "error": why})
         raise
+    finally:
+        telemetry.close()
 
 
 def _is_hopeless(error: Exception) -> bool:
@@ -284,7 +295,7 @@ def _is_hopeless(error: Exception) -> bool:
 
 
 def _follow(
-    trainer: TorchTrainer, events: Queue, display: Display, listeners: Loggers
+    trainer: TorchTrainer, events: Queue, display: Display, listeners: Sequence[Listener]
 ) -> dict[str, Any]:
     """Show and log events until the run ends."""
     failure: list[BaseException] = []
@@ -310,12 +321,13 @@ def _follow(
             display.show({"kind": "note", "text": text})
             heard = math.inf
         for event in found:
+            display.show(event)
+            for hear in listeners:
+                hear(event)
             if event["kind"] == "refused":
                 raise InputError(event["text"])
             if event["kind"] == "end":
                 summary = {key: value for key, value in event.items() if key != "kind"}
-            display.show(event)
-            listeners.hear(event)
         display.tick()
         if not running:
             break
