@@ -1,0 +1,122 @@
+"""What telemetry costs of a training step.
+
+    python benchmarks/telemetry.py [--quick]
+
+The same step of the same run with and without its clock, in turn: the median ratio of two that were
+measured one after the other, in CPU seconds of the process, which a busy machine disturbs least.
+What is done now and then (vitals at every look, metrics to a real Ray) is timed by itself, and is a
+share of the time.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from unittest.mock import patch
+
+import ray
+import torch
+import torch.distributed as dist
+
+from dps_dist.data.loader import Batch
+from dps_dist.data.order import EpochOrder
+from dps_dist.launch.telemetry import REFRESH_S, RankTelemetry
+from dps_dist.train.loop import step
+from dps_dist.train.setup import Training
+from dps_dist.train.vitals import Clock, TimedTargets, vitals
+from dps_dist.train.watch import LOOK_S
+from train_step import SMALL, prepared, training
+
+
+def with_clock(run: Training, batch: Batch) -> float:
+    """Seconds of a step as `train.loop.epoch` makes it."""
+    start = time.process_time()
+    run.clock.lap("data")
+    step(run, batch, samples=len(batch.index))
+    run.clock.count(len(batch.index) - batch.padding)
+    run.clock.lap("compute")
+    return time.process_time() - start
+
+
+def without_clock(run: Training, batch: Batch) -> float:
+    with patch.object(TimedTargets, "of", attrgetter("targets")):
+        start = time.process_time()
+        step(run, batch, samples=len(batch.index))
+        return time.process_time() - start
+
+
+def steps_in_turn(run: Training, rounds: int) -> tuple[float, float, float]:
+    """Median seconds of a step without the clock; the median ratio of one with it to that, and
+    how far off that may be (95%)."""
+    order = EpochOrder(len(run.train_set), run.config.data.batch_size)
+    batch = next(iter(run.loader.epoch(order))).clone()
+    plain, ratios, kinds = [], [], (with_clock, without_clock)
+    for number in range(-4, rounds):
+        took = {kind: kind(run, batch) for kind in (kinds if number % 2 else kinds[::-1])}
+        run.watch.look()
+        if number >= 0:
+            plain.append(took[without_clock])
+            ratios.append(took[with_clock] / took[without_clock])
+    low, middle, high = statistics.quantiles(ratios)
+    return statistics.median(plain), middle, 1.57 * (high - low) / rounds**0.5
+
+
+def each(call: Callable[[], object], times: int) -> float:
+    """Median seconds of a call."""
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def now_and_then(run: Training, telemetry: RankTelemetry) -> float:
+    """Share of the time that looks and reports take; all metrics have a value by then."""
+    row = ("accuracy", "ece", "target_entropy", "prior_weight", "label_agreement")
+    telemetry.hear({"kind": "epoch", **dict.fromkeys(row, 0.5)})
+
+    def look() -> None:
+        run.clock.count(64)
+        run.clock.lap("compute")  # so that counters have something to tell
+        telemetry.see(vitals(run, 0.5))
+
+    return each(look, 300) / LOOK_S + each(lambda: (look(), telemetry._tell()), 300) / REFRESH_S
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
+    telemetry = RankTelemetry("benchmark", 0)
+    with tempfile.TemporaryDirectory() as scratch:
+        report(prepared(Path(scratch) / "digits"), telemetry, quick)
+    telemetry.close()
+    ray.shutdown()
+    dist.destroy_process_group()
+
+
+def report(data: Path, telemetry: RankTelemetry, quick: bool) -> None:
+    clock = Clock()
+    laps = each(lambda: [clock.lap("data") for _ in range(1000)], 50) * 4 / 1000
+    run = training(data, [*SMALL, "train.epochs=1000"], "dps")  # so many steps has its schedule
+    plain, ratio, error = steps_in_turn(run, 500 if quick else 4000)
+    share = now_and_then(run, telemetry)
+    print(
+        f"small CNN, 8×8, B=64, whose step of {1e3 * plain:.1f} ms is the shortest there is: "
+        f"{100 * (ratio - 1):+.2f}% ± {100 * error:.2f}% with its clock (its four laps by themselves: "
+        f"{1e6 * laps:.1f} µs, {100 * laps / plain:.3f}%); looks and reports "
+        f"{100 * share:.3f}% of the time (goal: less than 0.5% in all)"
+    )
+
+
+if __name__ == "__main__":
+    main()
