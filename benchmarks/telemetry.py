@@ -112,8 +112,8 @@ def report(data: Path, telemetry: RankTelemetry, quick: bool) -> None:
     share = now_and_then(run, telemetry)
     print(
         f"small CNN, 8×8, B=64, whose step of {1e3 * plain:.1f} ms is the shortest there is: "
-        f"{100 * (ratio - 1):+.2f}% ± {100 * error:.2f}% with its clock (its four laps by themselves: "
-        f"{1e6 * laps:.1f} µs, {100 * laps / plain:.3f}%); looks and reports "
+        f"{100 * (ratio - 1):+.2f}% ± {100 * error:.2f}% with its clock (its four laps by "
+        f"themselves: {1e6 * laps:.1f} µs, {100 * laps / plain:.3f}%); looks and reports "
         f"{100 * share:.3f}% of the time (goal: less than 0.5% in all)"
     )
 
