@@ -21,7 +21,7 @@ demo: setup
 	$(BIN)/dps train digits-sym40 --out runs/demo --name dps
 	$(BIN)/dps report runs/demo/baseline runs/demo/dps
 
-test: FOR_TESTS = chromium
+test: FOR_TESTS = chromium prometheus
 test: lint
 	$(BIN)/python -m pytest
 
@@ -42,7 +42,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
-# What FFCV compiles against, what a virtual environment needs and, for the tests, a browser: installed only where missing.
+# What FFCV compiles against, what a virtual environment needs and, for the tests, a browser and Prometheus: installed only
+# where missing. (Debian starts the Prometheus that it installs; the tests start their own.)
 system:
 	@missing=""; \
 	command -v g++ >/dev/null || missing="$$missing g++"; \
@@ -52,7 +53,10 @@ system:
 	command -v $(PYTHON) >/dev/null || missing="$$missing $(notdir $(PYTHON))"; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing $(notdir $(PYTHON))-venv"; \
 	$(PYTHON) -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null || missing="$$missing $(notdir $(PYTHON))-dev"; \
-	test -z "$(FOR_TESTS)" || command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || missing="$$missing $(FOR_TESTS)"; \
+	browser() { command -v chromium || command -v chromium-browser || command -v google-chrome; }; \
+	for package in $(FOR_TESTS); do \
+	  case $$package in chromium) browser;; *) command -v $$package;; esac >/dev/null || missing="$$missing $$package"; \
+	done; \
 	if [ -n "$$missing" ]; then \
 	  if ! command -v apt-get >/dev/null; then \
 	    echo "make: this machine lacks$$missing (Debian's names): install them, then run make again" >&2; exit 1; \

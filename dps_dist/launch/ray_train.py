@@ -4,11 +4,9 @@ and brings what they tell to the terminal.
 
 import errno
 import math
-import os
-import socket
-import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,20 +25,24 @@ from ray.util.queue import Empty, Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dps_dist import methods, models
-from dps_dist.config import KD, Config, Launch
+from dps_dist.config import KD, Config
 from dps_dist.errors import FailedError, InputError, PeerFailedError
-from dps_dist.launch import loggers, tokens
+from dps_dist.launch import cluster, loggers
 from dps_dist.launch.loggers import Loggers
 from dps_dist.launch.runs import Run
+from dps_dist.launch.telemetry import RankTelemetry, RunTelemetry
 from dps_dist.train.setup import check_device, check_method, read_sets
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import read_config
 
 POLL_S = 0.1
+ENDING_S = 5.0
 SILENCE_S = 120.0  # then it is said that nothing is heard
 ERRORS = "errors.log"
 # What starting again does not mend: no room, no right to write
 HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+
+Listener = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ def train(run: Run, display: Display) -> dict[str, Any]:
     """Run to the end on the cluster, or on this machine where there is none; the summary."""
     check(run.config)
     display.show({"kind": "phase", "text": "starting Ray"})
-    ours, created = connect(), False
+    ours, created = cluster.connect(), False
     try:
-        scaling = placement(run.config.launch, nodes())
+        scaling = cluster.placement(run.config.launch, cluster.nodes())
         if not scaling.use_gpu:
             check_device(run.config, torch.device("cpu"))
         if run.is_new:
@@ -84,7 +86,7 @@ def train(run: Run, display: Display) -> dict[str, Any]:
     except TrainingFailedError as error:
         run.storage.write(ERRORS, str(error).encode())
         raise FailedError(
-            f"the run failed too often, at last with {reason_of(error)}: {run.storage / ERRORS} "
+            f"the run failed too often, at last with {cluster.reason_of(error)}: {run.storage / ERRORS} "
             "has it all; --resume continues from the last checkpoint"
         ) from None
     finally:
@@ -111,10 +113,10 @@ def check(config: Config) -> None:
         )
     check_method(config, methods.build(config.method))
     loggers.check(config)
-    if isinstance(config.method, KD) and not _cluster_address():
+    if isinstance(config.method, KD) and not cluster.address():
         for folder in config.method.teachers:
             read_config(Storage(folder))
-    if Path(config.data.path).exists() or not _cluster_address():
+    if Path(config.data.path).exists() or not cluster.address():
         train_set, _ = read_sets(config)  # on a cluster the data may be on the workers only
         _try_model(config, train_set.num_classes)
 
@@ -134,61 +136,9 @@ def _try_model(config: Config, num_classes: int) -> None:
             except (AssertionError, RuntimeError) as error:
                 raise InputError(
                     f"model.name is {config.model.name}: it cannot take images of {side}×{side} "
-                    f"pixels ({reason_of(error)}); change data.resolution, data.eval_resolution or "
+                    f"pixels ({cluster.reason_of(error)}); change data.resolution, data.eval_resolution or "
                     "data.progressive"
                 ) from None
-
-
-def connect() -> bool:
-    """Join the cluster of this job or machine, or start Ray here; False if that was done before."""
-    _quiet()
-    if ray.is_initialized():
-        return False
-    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    # `log_to_driver` does not stop the raylet's paragraph on every worker that dies
-    ray._private.worker._worker_logs_enabled = False
-    address = _cluster_address()
-    if address is None:
-        ray.init(address="local", include_dashboard=False, **quiet)
-        return True
-    if not os.environ.get("RAY_USE_TLS"):
-        tokens.check(address.removeprefix("ray://"))
-    try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"the Ray cluster at {address} refuses ({reason_of(error)}): see its logs, "
-            "or unset RAY_ADDRESS to train on this machine"
-        ) from None
-    return True
-
-
-def _cluster_address() -> str | None:
-    """Where the cluster is: of this job, or the one that `ray start` made on this machine."""
-    address = os.environ.get("RAY_ADDRESS", "auto")
-    if address == "local":
-        return None
-    if address == "auto":
-        folder = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
-        noted = Path(folder, "ray", "ray_current_cluster")  # by `ray start`
-        address = noted.read_text().strip() if noted.exists() else ""
-        return address if address and _answers(address) else None
-    if not _answers(address):
-        raise InputError(
-            f"RAY_ADDRESS is {address}: nothing answers there; start the cluster, "
-            "or unset it to train on this machine"
-        )
-    return address
-
-
-def _answers(address: str) -> bool:
-    """Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def for_workers(config: Config) -> Config:
@@ -226,53 +176,12 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
             callbacks=[_Placed(events)],  # type: ignore[list-item]  # internal ones may be given
         ),
     )
-    with Loggers(run, lambda text: display.show({"kind": "note", "text": text})) as listeners:
-        return _follow(trainer, events, display, listeners)
 
+    def note(text: str) -> None:
+        display.show({"kind": "note", "text": text})
 
-def nodes() -> list[dict[str, float]]:
-    """The resources of each node that is alive."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-
-
-def placement(launch: Launch, nodes: list[dict[str, float]]) -> ScalingConfig:
-    """How Ray is to place the workers; refused at once if the nodes cannot hold the least."""
-    least, most = launch.worker_range
-    needs, found = needs_of(launch, nodes), room(launch, nodes)
-    if found < least:
-        wanted = " and ".join(f"{need:g} {kind}" for kind, need in needs.items())
-        have = ", ".join(f"{sum(node.get(kind, 0) for node in nodes):g} {kind}" for kind in needs)
-        raise InputError(
-            f"--workers is {launch.workers}: {len(nodes)} node(s) with {have} can place {found} "
-            f"workers of {wanted}; give at most {found}, or change launch.cpus_per_worker, "
-            "launch.gpus_per_worker, launch.placement"
-        )
-    return ScalingConfig(
-        num_workers=least if least == most else (least, most),
-        use_gpu="GPU" in needs,
-        resources_per_worker=needs,
-        placement_strategy=launch.placement,
-        elastic_resize_monitor_interval_s=launch.resize_interval_s,
-    )
-
-
-def needs_of(launch: Launch, nodes: list[dict[str, float]]) -> dict[str, float]:
-    """What a worker takes: of GPUs, what is asked for, else one where there are any."""
-    gpus = launch.gpus_per_worker
-    if gpus is None:
-        gpus = 1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0
-    return {"CPU": launch.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
-
-
-def room(launch: Launch, nodes: list[dict[str, float]]) -> int:
-    """How many workers the nodes can hold."""
-    needs = needs_of(launch, nodes).items()
-    each = [int(min(node.get(kind, 0) // need for kind, need in needs)) for node in nodes]
-    if launch.placement == "STRICT_SPREAD":
-        return sum(min(count, 1) for count in each)
-    if launch.placement == "STRICT_PACK":
-        return max(each, default=0)
-    return sum(each)
+    with Loggers(run, note) as listeners, RunTelemetry(run.storage.name) as telemetry:
+        return _follow(trainer, events, display, (listeners.hear, telemetry.hear))
 
 
 def work(settings: dict[str, Any]) -> None:
@@ -280,24 +189,30 @@ def work(settings: dict[str, Any]) -> None:
     from dps_dist.train.loop import run
 
     job: Job = settings["job"]
-    config = Config.model_validate_json(job.config)
+    config, storage = Config.model_validate_json(job.config), Storage(job.storage)
+    rank = ray.train.get_context().get_world_rank()
+    telemetry = RankTelemetry(storage.name, rank)
 
     def tell(event: dict[str, Any]) -> None:
+        telemetry.hear(event)
         told = job.events.actor.put_nowait.remote(event)  # type: ignore[attr-defined]
         if event["kind"] in ("end", "refused"):  # after these Ray ends this process
             ray.get(told)
 
-    if ray.train.get_context().get_world_rank() == 0:
+    if rank == 0:
         tell({"kind": "phase", "text": "loading"})
     threads = max(1, int(config.launch.cpus_per_worker))
     torch.set_num_threads(threads)
     try:
         device = ray.train.torch.get_device()
-        run(config, Storage(job.storage), tell, device=device, threads=threads)
+        run(config, storage, tell, device=device, threads=threads, monitor=telemetry.see)
     except (InputError, OSError) as error:
         if _is_hopeless(error):
-            tell({"kind": "refused", "text": _sentence(error)})
+            why = type(error).__name__
+            tell({"kind": "refused", "text": _sentence(error), "error": why})
         raise
+    finally:
+        telemetry.close()
 
 
 def _is_hopeless(error: Exception) -> bool:
@@ -322,13 +237,13 @@ class _Placed(WorkerGroupCallback):
 
 
 def free(placed: dict[str, Any]) -> None:
-    """End the workers of a run whose process is gone while its job goes on: Ray would not."""
+    """End a run's controller and workers, also if the process that started them is gone."""
     ray.kill(placed["controller"])
     remove_placement_group(placed["group"])
 
 
 def _follow(
-    trainer: TorchTrainer, events: Queue, display: Display, listeners: Loggers
+    trainer: TorchTrainer, events: Queue, display: Display, listeners: Sequence[Listener]
 ) -> dict[str, Any]:
     """Show and log events until the run ends."""
     failure: list[BaseException] = []
@@ -344,26 +259,36 @@ def _follow(
     thread = threading.Thread(target=fit, daemon=True)
     thread.start()
     summary: dict[str, Any] | None = None
+    placed: dict[str, Any] | None = None
     heard = time.monotonic()
-    while True:
-        running = thread.is_alive()
-        found = _waiting(events)
-        heard = time.monotonic() if found else heard
-        if time.monotonic() - heard > SILENCE_S:
-            text = "nothing heard for two minutes: are workers placed? `ray status` says"
-            display.show({"kind": "note", "text": text})
-            heard = math.inf
-        for event in found:
-            if event["kind"] == "refused":
-                raise InputError(event["text"])
-            if event["kind"] == "end":
-                summary = {key: value for key, value in event.items() if key != "kind"}
-            display.show(event)
-            listeners.hear(event)
-        display.tick()
-        if not running:
-            break
-        thread.join(POLL_S)
+    try:
+        while True:
+            running = thread.is_alive()
+            found = _waiting(events)
+            heard = time.monotonic() if found else heard
+            if time.monotonic() - heard > SILENCE_S:
+                text = "nothing heard for two minutes: are workers placed? `ray status` says"
+                display.show({"kind": "note", "text": text})
+                heard = math.inf
+            for event in found:
+                display.show(event)
+                for hear in listeners:
+                    hear(event)
+                if event["kind"] == "refused":
+                    raise InputError(event["text"])
+                if event["kind"] == "placed":
+                    placed = event
+                if event["kind"] == "end":
+                    summary = {key: value for key, value in event.items() if key != "kind"}
+            display.tick()
+            if not running:
+                break
+            thread.join(POLL_S)
+    except BaseException:
+        if placed is not None:  # Ray's threads are not to be found at work when the process ends
+            free(placed)
+            thread.join(ENDING_S)
+        raise
     if failure:
         raise failure[0]
     assert summary is not None, "a run that ends says so"
@@ -389,16 +314,3 @@ def _sentence(error: Exception) -> str:
         f"{where}{error.strerror}; make room or choose another --out; "
         "the last checkpoint is kept, and --resume continues from it"
     )
-
-
-def reason_of(error: BaseException) -> str:
-    """The last line that says something: of a traceback, what was raised."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__
-
-
-def _quiet() -> None:
-    """Ray's own messages stay in its log files; its settings stay the user's where given."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -26,7 +26,8 @@ from dps_dist.config import Launch
 from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch import space as spaces
-from dps_dist.launch.ray_train import ERRORS, for_workers, needs_of, nodes, reason_of, room
+from dps_dist.launch.cluster import connect, needs_of, nodes, placement, reason_of, room
+from dps_dist.launch.ray_train import ERRORS, for_workers
 from dps_dist.launch.runs import Run
 from dps_dist.launch.space import Point
 from dps_dist.launch.sweeps import BETTER, Folder, Sweep, Trial, create
@@ -45,7 +46,7 @@ def sweep(folder: Folder, concurrent: int | None, changed: Changed) -> None:
     config = folder.sweep.config(spaces.ends(folder.sweep.space)[0])
     ray_train.check(config)
     search = _searcher(folder)
-    ours = ray_train.connect()
+    ours = connect()
     try:
         most = concurrency(config.launch, nodes(), concurrent)
         create(folder)
@@ -58,7 +59,7 @@ def sweep(folder: Folder, concurrent: int | None, changed: Changed) -> None:
 
 def concurrency(launch: Launch, found: list[dict[str, float]], asked: int | None) -> int:
     """How many trials run at once: all that fit, or as many as are asked for."""
-    ray_train.placement(launch, found)
+    placement(launch, found)
     most = room(launch, found) // launch.worker_range[1] or 1
     if asked is not None and asked > most:
         raise InputError(

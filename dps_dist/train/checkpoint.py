@@ -6,6 +6,7 @@
 import json
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,6 +79,7 @@ class Writer:
         self.world_size = dist.get_world_size(group) if group is not None else 1
         self._pruning = Pruning(self.checkpoints, keep, attempt) if self.rank == 0 else None
         self._committed: str | None = None
+        self.saved_at = time.time()  # or started: what was done since then would be lost
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._step, self._times = -1, 0
@@ -123,6 +125,7 @@ class Writer:
     # In the thread
 
     def _run(self, save: _Save) -> None:
+        handed_over = time.time()
         try:
             try:
                 written = self._together(lambda: self._write(save), undo=save.name)
@@ -130,7 +133,7 @@ class Writer:
                 self._discard(save.name)  # also if no peer answers
                 raise
             self._together(lambda: self._commit(save, written), undo=save.name)
-            self._committed = save.name
+            self._committed, self.saved_at = save.name, handed_over
             if self._pruning is not None:
                 self._pruning.after(save.name)
         except Exception as error:  # for the thread that asked

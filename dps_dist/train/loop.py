@@ -19,6 +19,7 @@ from dps_dist.train.recall import Recall, shown, to_recall
 from dps_dist.train.setup import Tell, Training, build
 from dps_dist.train.state import finish, record, restore, save
 from dps_dist.train.storage import Storage
+from dps_dist.train.vitals import Monitor, TimedTargets, nobody, vitals
 
 
 def run(
@@ -28,12 +29,15 @@ def run(
     *,
     device: torch.device | str = "cpu",
     threads: int | None = None,
+    monitor: Monitor = nobody,
 ) -> dict[str, Any]:
     """Train from the newest checkpoint in the storage, or from the start; the summary's figures.
 
-    A call of all ranks of the default process group. threads: of the loader.
+    A call of all ranks of the default process group. threads: of the loader. monitor: hears of
+    this rank at every look, and after every epoch.
     """
     training = build(config, storage, tell, device=device, threads=threads)
+    training.monitor = monitor
     restore(training)
     while training.at.epoch < config.train.epochs:
         epoch(training)
@@ -42,31 +46,38 @@ def run(
 
 def epoch(training: Training) -> None:
     """From where training is to the epoch's end: steps, a row of figures, a checkpoint."""
-    config, peers, at = training.config, training.peers, training.at
+    config, peers, at, clock = training.config, training.peers, training.at, training.clock
     order = training.order(at)
     started = time.monotonic()
     training.method.begin_epoch(at.epoch, config.train.epochs)
+    clock.lap("other")
     if training.targets is not None:
         training.targets.begin_epoch(order)
+    clock.lap("exchange")
     training.model.train()
     resolution = resolution_at(config.data, at.epoch)
     if not training.recall.fits(resolution):
         training.recall = Recall()
     batches = training.loader.epoch(order, peers.rank, resolution)
     for number, batch in enumerate(batches, start=1):
+        clock.lap("data")
         after = order.position_after(number)
         step(training, batch, samples=after - training.at.position)
         training.at = Moment(at.epoch, after, at.step + number)
         save_is_due = _save_is_due(training)
         look = training.watch.step_done(now=save_is_due)  # what is not finite is not saved
+        clock.count(len(batch.index) - batch.padding)
+        clock.lap("compute")
         if look is not None:
             _tell_progress(
                 training, look.loss, (after - at.position) / (time.monotonic() - started)
             )
             if number < order.steps and (save_is_due or look.save_is_due):
                 save(training)
-    training.watch.look()
+                clock.lap("checkpoint")
+    last = training.watch.look()
     seconds = time.monotonic() - started
+    clock.lap("compute")
     if training.method.adapts:
         training.method.adapt(*held_out_logits(training))
 
@@ -83,8 +94,11 @@ def epoch(training: Training) -> None:
         "workers": peers.world_size,
     }
     record(training, figures)
+    clock.lap("evaluate")
     if training.at.epoch % config.train.checkpoint.every_epochs == 0 or _is_last(training):
         save(training)
+        clock.lap("checkpoint")
+    training.monitor(vitals(training, last.loss))
 
 
 def step(training: Training, batch: Batch, samples: int) -> None:
@@ -92,10 +106,11 @@ def step(training: Training, batch: Batch, samples: int) -> None:
     config, at = training.config, training.at
     parts = shown(training, batch, at)
     recall = Recall(at)
+    targets = TimedTargets.of(training)
     for number, (part, seen) in enumerate(parts, start=1):
         with _gradients_stay_here(training.forward, until=number == len(parts)):
             with training.autocast():
-                losses, logits = training.method.loss(training.forward, seen, training.targets)
+                losses, logits = training.method.loss(training.forward, seen, targets)
             # DDP takes the mean over the ranks; the loss is that over the step's samples
             loss = (losses * part.weight).sum() * (training.peers.world_size / samples)
             torch.autograd.backward(training.scaler.scale(loss))
@@ -139,6 +154,7 @@ def _measured(training: Training) -> dict[str, float]:
 
 
 def _tell_progress(training: Training, loss: float, images_per_s: float) -> None:
+    training.monitor(vitals(training, loss))
     if training.peers.rank == 0:
         batch_size = training.config.data.batch_size
         training.tell(

@@ -16,7 +16,7 @@ from dps_dist.train.setup import Training
 
 SAMPLED_TARGETS = 65_536  # enough for figures to 0.2%; reading all of ImageNet's takes seconds
 CHUNK_ENTRIES = 1 << 22  # of target rows that are read at once
-ENTROPY_UNITS = 1 << 30  # a nat; the sum over SAMPLED_TARGETS stays exact in float64
+UNITS = 1 << 30  # a nat, or a weight of 1; sums over SAMPLED_TARGETS stay exact in float64
 
 
 @torch.no_grad()
@@ -92,8 +92,9 @@ def target_figures(training: Training) -> dict[str, float]:
     """What the targets have become, over all samples or a fixed part of many.
 
     target_entropy: mean entropy of the targets, in nats. label_agreement: share of samples whose
-    evidence is greatest at their label. recovered: share of the mislabelled samples (known where
-    noise was injected) whose target is greatest at the true class.
+    evidence is greatest at their label. prior_weight: mean share of the prior in the targets, where
+    they have one. recovered: share of the mislabelled samples (known where noise was injected)
+    whose target is greatest at the true class.
     """
     targets, kept = training.targets, training.method.evidence
     if targets is None or kept is None or kept.classes is not None:
@@ -103,22 +104,25 @@ def target_figures(training: Training) -> dict[str, float]:
     held = held[held % stride == 0]
     if training.split.held_out is not None:
         held = held[~torch.isin(held, torch.from_numpy(training.split.held_out))]
-    sums = torch.zeros(5, dtype=torch.float64)
+    sums = torch.zeros(6, dtype=torch.float64)
     for samples in torch.split(held, max(1, CHUNK_ENTRIES // targets.prior.num_classes)):
         given = torch.from_numpy(training.labels[samples.numpy()])
         true = torch.from_numpy(np.asarray(training.train_set.clean_labels)[samples.numpy()])
         index, labels = samples.to(targets.device), given.to(targets.device)
-        target = targets.read(index, labels) if kept.c is not None else targets.evidence(index)
-        agrees = (targets.evidence(index).argmax(-1) == labels).sum()
+        evidence, visits = targets.evidence_and_visits(index)
+        target = targets.read(index, labels) if kept.c is not None else evidence
+        agrees = (evidence.argmax(-1) == labels).sum()
         # Whole numbers add up to the same wherever each sample is; a resumed run moves some
-        entropy = torch.special.entr(target.double()).sum(-1).mul(ENTROPY_UNITS).round().sum()
+        entropy = torch.special.entr(target.double()).sum(-1).mul(UNITS).round().sum()
+        prior = targets.prior.prior_weight(visits).mul(UNITS).round().sum()
         wrong = given != true
         right = (target.argmax(-1).cpu() == true) & wrong
-        counts = (len(samples), float(entropy), float(agrees), int(wrong.sum()), int(right.sum()))
-        sums += torch.tensor(counts, dtype=torch.float64)
-    count, entropy_sum, agree, wrong_count, righted = training.peers.sum(sums).tolist()
-    entropy = entropy_sum / ENTROPY_UNITS / count
-    figures = {"target_entropy": entropy, "label_agreement": agree / count}
+        added = (len(samples), entropy, agrees, prior, wrong.sum(), right.sum())
+        sums += torch.tensor([float(value) for value in added], dtype=torch.float64)
+    count, entropies, agree, priors, wrong_count, righted = training.peers.sum(sums).tolist()
+    figures = {"target_entropy": entropies / UNITS / count, "label_agreement": agree / count}
+    if kept.c is not None:
+        figures["prior_weight"] = priors / UNITS / count
     if wrong_count:
         figures["recovered"] = righted / wrong_count
     return figures

@@ -27,6 +27,7 @@ from dps_dist.train.peers import Peers
 from dps_dist.train.recall import Recall
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import teacher
+from dps_dist.train.vitals import Clock, Monitor, nobody
 from dps_dist.train.watch import Watch
 
 STORE_SHARE = 0.25  # of a GPU's free memory that the targets may take, if device is auto
@@ -64,6 +65,8 @@ class Training:
     at: Moment = field(default_factory=lambda: Moment(epoch=0, position=0, step=0))
     history: list[dict[str, Any]] = field(default_factory=list)  # a row an epoch
     recall: Recall = field(default_factory=Recall)  # the step before
+    clock: Clock = field(default_factory=Clock)
+    monitor: Monitor = nobody
 
     def order(self, at: Moment) -> EpochOrder:
         """Who visits which sample when, from that moment to its epoch's end."""

@@ -5,7 +5,8 @@ import pytest
 from dps_dist import recipes
 from dps_dist.config import Launch
 from dps_dist.errors import InputError
-from dps_dist.launch.ray_train import check, for_workers, placement
+from dps_dist.launch.cluster import placement
+from dps_dist.launch.ray_train import check, for_workers
 
 CPU2 = {"CPU": 2.0, "memory": 1e9}
 GPU8 = {"CPU": 96.0, "GPU": 8.0}

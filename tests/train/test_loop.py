@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from statistics import median
 
@@ -24,9 +25,10 @@ from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, LocalTargets
 from dps_dist.train.checkpoint import complete, newest_whole
-from dps_dist.train.loop import run, step
+from dps_dist.train.loop import epoch, run, step
 from dps_dist.train.measure import evaluate, target_figures
 from dps_dist.train.storage import Storage
+from dps_dist.train.vitals import PARTS, Clock
 from tests.spawn import RankError, Ranks
 from tests.train.runs import (
     ALL_KEPT,
@@ -408,6 +410,7 @@ def test_figures_of_the_targets(noisy_run, train_digits):
     told = metrics(folder)[-1]
     assert told["target_entropy"] == pytest.approx(-(y * np.log(y + 1e-300)).sum(1).mean(), 1e-4)
     assert told["label_agreement"] == np.mean(evidence.argmax(1) == saved["label"])
+    assert told["prior_weight"] == pytest.approx(np.mean(gamma**t * c / (gamma**t * c + weight)))
     assert told["recovered"] == pytest.approx(np.mean(y.argmax(1)[wrong] == true[wrong]), abs=2e-3)
     assert 0.3 < wrong.mean() < 0.4 and told["recovered"] > 0.3
 
@@ -464,6 +467,33 @@ def test_what_is_told_and_written(ranks, settings, tmp_path):
     assert summary["train_loss"] == rows[-1]["train_loss"]
     assert summary["seconds"] == pytest.approx(sum(row["seconds"] for row in rows))
     assert summary["images_per_s"] == median(row["images_per_s"] for row in rows)
+
+
+def monitored(config, folder):
+    """What a monitor sees of this rank in two epochs, and how long they took."""
+    training, seen = start(config, folder), []
+    training.monitor = seen.append
+    training.clock, began = Clock(), time.perf_counter()
+    for _ in range(2):
+        epoch(training)
+    took = time.perf_counter() - began
+    training.writer.wait()
+    return seen, took, time.time() - training.writer.saved_at
+
+
+def test_a_monitor_sees_each_rank(ranks, settings, tmp_path):
+    config = settings("data.drop_last=false", "data.batch_size=32")
+    everyone = ranks.run(monitored, config, str(tmp_path / "run"), world_size=2)
+    assert sum(seen[-1].images for seen, *_ in everyone) == 2 * 1200
+    for seen, took, saved_ago in everyone:
+        assert [vitals.epoch for vitals in seen] == sorted({vitals.epoch for vitals in seen})
+        last = seen[-1]
+        assert (last.epoch, last.epochs, last.steps) == (2, config.train.epochs, 2 * 38)
+        assert math.isfinite(last.loss) and last.store_bytes > 1200 * 22 / 2
+        # All of its time is in some part, and some of it in each
+        assert sum(last.seconds.values()) == pytest.approx(took, abs=0.1)
+        assert min(last.seconds.values()) > 0 and {*last.seconds} == {*PARTS}
+        assert 0 <= saved_ago < took + 60
 
 
 # ---- what is refused, and what is not
