@@ -1,4 +1,4 @@
-"""The Ray cluster that a run is on: joining it or starting one here, and what its nodes can hold."""
+"""The Ray cluster that a run is on: joined, or started here; and what its nodes can hold."""
 
 import os
 import socket

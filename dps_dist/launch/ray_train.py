@@ -28,6 +28,7 @@ from dps_dist import methods, models
 from dps_dist.config import KD, Config
 from dps_dist.errors import FailedError, InputError, PeerFailedError
 from dps_dist.launch import cluster, loggers
+from dps_dist.launch.cluster import reason_of
 from dps_dist.launch.loggers import Loggers
 from dps_dist.launch.runs import Run
 from dps_dist.launch.telemetry import RankTelemetry, RunTelemetry
@@ -86,7 +87,7 @@ def train(run: Run, display: Display) -> dict[str, Any]:
     except TrainingFailedError as error:
         run.storage.write(ERRORS, str(error).encode())
         raise FailedError(
-            f"the run failed too often, at last with {cluster.reason_of(error)}: {run.storage / ERRORS} "
+            f"the run failed too often, at last with {reason_of(error)}: {run.storage / ERRORS} "
             "has it all; --resume continues from the last checkpoint"
         ) from None
     finally:
@@ -136,7 +137,7 @@ def _try_model(config: Config, num_classes: int) -> None:
             except (AssertionError, RuntimeError) as error:
                 raise InputError(
                     f"model.name is {config.model.name}: it cannot take images of {side}×{side} "
-                    f"pixels ({cluster.reason_of(error)}); change data.resolution, data.eval_resolution or "
+                    f"pixels ({reason_of(error)}); change data.resolution, data.eval_resolution or "
                     "data.progressive"
                 ) from None
 
