@@ -142,20 +142,20 @@ def _try_model(config: Config, num_classes: int) -> None:
                 ) from None
 
 
-def for_workers(config: Config) -> Config:
-    """With absolute paths: workers run in another folder."""
-    data = config.data.model_copy(update={"path": _absolute(config.data.path)})
+def for_workers(config: Config, here: str | None = None) -> Config:
+    """With absolute paths, from `here` or the current folder: workers run in another one."""
+
+    def absolute(path: str) -> str:
+        return path if "://" in path else str(Path(here or Path.cwd(), path))
+
+    data = config.data.model_copy(update={"path": absolute(config.data.path)})
     model, method = config.model, config.method
-    if model.weights is not None and Path(model.weights).is_file():
-        model = model.model_copy(update={"weights": _absolute(model.weights)})
+    if model.weights is not None and Path(absolute(model.weights)).is_file():
+        model = model.model_copy(update={"weights": absolute(model.weights)})
     if isinstance(method, KD):
-        folders = tuple(_absolute(folder) for folder in method.teachers)
+        folders = tuple(absolute(folder) for folder in method.teachers)
         method = method.model_copy(update={"teachers": folders})
     return config.model_copy(update={"data": data, "model": model, "method": method})
-
-
-def _absolute(path: str) -> str:
-    return path if "://" in path else str(Path(path).absolute())
 
 
 def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.util.queue import Queue
 
+from dps_dist import recipes
 from dps_dist.config import Launch
 from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_train
@@ -30,7 +32,7 @@ from dps_dist.launch.cluster import connect, needs_of, nodes, placement, reason_
 from dps_dist.launch.ray_train import ERRORS, for_workers
 from dps_dist.launch.runs import Run
 from dps_dist.launch.space import Point
-from dps_dist.launch.sweeps import BETTER, Folder, Sweep, Trial, create
+from dps_dist.launch.sweeps import BETTER, RUNS, Folder, Sweep, Trial, create
 from dps_dist.train.loop import run as run_loop
 from dps_dist.train.state import SUMMARY, read_metrics
 from dps_dist.train.storage import Storage
@@ -90,9 +92,13 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
     stopped = {name for name, trial in folder.trials.items() if trial.status == "stopped"}
 
     placed = None if alone else Queue(actor_options={"num_cpus": 0})
+    fields, here = recipes.fields_of(asked.recipe), str(Path.cwd())
 
-    def one(config: dict[str, Any]) -> None:
-        trial(asked, Storage(url), config.get("point", config), stopped, placed)
+    def one(tried: dict[str, Any]) -> None:
+        point = tried.get("point", tried)
+        config = for_workers(asked.config(point, fields), here)
+        storage = Storage(url) / RUNS / spaces.name(point)
+        trial(Run(config, storage, not storage.exists(CONFIG), asked.recipe), stopped, placed)
 
     filesystem, root = folder.storage.filesystem
     tuner = tune.Tuner(
@@ -178,26 +184,22 @@ def _domains(asked: Sweep) -> dict[str, Any]:
 # In the trial's process
 
 
-def trial(
-    asked: Sweep, folder: Storage, point: Point, stopped: set[str], placed: Queue | None
-) -> None:
-    """Train a point, telling Tune of each epoch that was measured, and the driver of workers."""
-    storage = folder / "runs" / spaces.name(point)
-    ended = spaces.name(point) in stopped or storage.exists(SUMMARY)
-    for row in read_metrics(storage):
+def trial(run: Run, stopped: set[str], placed: Queue | None) -> None:
+    """Train, telling Tune of each epoch that was measured, and the driver of the workers."""
+    ended = run.storage.name in stopped or run.is_finished
+    for row in read_metrics(run.storage):
         _tell({"kind": "epoch", **row})
     if ended:
         return
     try:
-        if storage.names() and not storage.exists(CONFIG):
-            storage.remove("")  # killed before it began
-        run = Run(for_workers(asked.config(point)), storage, not storage.names(), asked.recipe)
+        if run.is_new:
+            run.storage.remove("")  # of a process that was killed before it began
         _train(run, placed)
     except InputError as error:
         tune.report({"refused": str(error)})  # starting again would not mend it
     except Exception:
-        if storage.exists(CONFIG):
-            storage.write(ERRORS, traceback.format_exc().encode())
+        if run.storage.exists(CONFIG):
+            run.storage.write(ERRORS, traceback.format_exc().encode())
         raise
 
 

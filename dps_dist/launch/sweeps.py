@@ -49,10 +49,13 @@ class Sweep:
     scheduler: Literal["none", "asha"] = "none"
     metric: str = "accuracy"
 
-    def config(self, point: Point) -> Config:
+    def config(self, point: Point, fields: dict[str, Any] | None = None) -> Config:
+        """Of a trial. fields: the recipe's, where its file is not."""
         asked = [*self.settings, f"launch.workers={self.workers}", *spaces.settings(point)]
         held_out = [f"data.hold_out={self.hold_out}"] if self.hold_out else []
-        return recipes.load(self.recipe, [*asked, *held_out, f"evaluate.split={HOLD_OUT}"])
+        settings = [*asked, *held_out, f"evaluate.split={HOLD_OUT}"]
+        fields = recipes.fields_of(self.recipe) if fields is None else fields
+        return recipes.resolve(fields, settings, where=f"recipe {self.recipe}")
 
     def points(self) -> list[Point]:
         """All trials of a grid or a random search: seeds run slowest, so that a sweep that is cut

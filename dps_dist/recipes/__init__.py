@@ -28,6 +28,7 @@ __all__ = [
     "DEFAULT",
     "as_yaml",
     "description",
+    "fields_of",
     "load",
     "names",
     "parse",

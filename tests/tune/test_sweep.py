@@ -33,7 +33,8 @@ class Sweeping:
     def __init__(self, home: Path, script: str, *arguments: str) -> None:
         self.folder, self.log = home / "sweeps" / "s", home / "sweep.log"
         self.command = [sys.executable, str(TUNE / script), *arguments]
-        self.command += ["--out", str(home / "sweeps"), "--name", "s"]
+        self.command += ["--out", "sweeps", "--name", "s"]
+        self.home = home
         self.env = Training(home, ()).env | OWN_RAY
         self.processes: list[subprocess.Popen] = []
 
@@ -45,6 +46,7 @@ class Sweeping:
                     stdout=log,
                     stderr=log,
                     env=self.env,
+                    cwd=self.home,
                     start_new_session=True,
                 )
             )
@@ -153,12 +155,13 @@ def test_asha_stops_trials_of_several_workers_and_frees_what_they_held(digits, t
 
 
 @pytest.mark.timeout(600)
-def test_optuna_goes_on_with_what_it_tried_before(digits, tmp_path):
+def test_optuna_goes_on_with_what_it_tried_before_and_paths_are_ours(digits, tmp_path):
     space = tmp_path / "space.yaml"
     space.write_text("optim.lr: {loguniform: [1e-3, 1e-1]}\nmethod.c: {randint: [5, 50]}\n")
-    given = ["--set", f"data.path={digits}", "--set", "train.epochs=2", "--space", str(space)]
-    options = ["--search", "optuna", "--trials", "3"]
-    with short_home() as home, Sweeping(home, "sweep.py", "digits", *given, *options) as sweep:
+    options = ["--space", str(space), "--search", "optuna", "--trials", "3"]
+    with short_home() as home, Sweeping(home, "sweep.py", "my.yaml", *options) as sweep:
+        (home / "digits").symlink_to(digits)  # trials run in other folders than the command
+        (home / "my.yaml").write_text("extends: digits\ndata: {path: digits}\ntrain: {epochs: 2}\n")
         driver = sweep.start("--concurrent", "1")
         sweep.until(lambda statuses: "finished" in statuses.values())
         os.kill(driver.pid, signal.SIGKILL)
