@@ -1,4 +1,4 @@
-"""Ray Tune: the only file that knows it. Runs the trials of a sweep, several at once.
+"""Ray Tune: runs the trials of a sweep, several at once; `trial.py` is what runs in each.
 
 A trial of one worker trains in its own process, which Tune then gives the next trial, so that
 imports and compiling are paid once; a trial of several workers starts them by Ray Train. Either way
@@ -6,18 +6,15 @@ a trial is a run's folder: one that is begun again goes on from its last checkpo
 only tells Tune again what it measured. So Tune's own state, which is pickled, is never read back.
 """
 
+import logging
 import os
 import time
-import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
-import torch
-import torch.distributed as dist
 from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
@@ -25,21 +22,19 @@ from ray.util.queue import Queue
 
 from dps_dist import recipes
 from dps_dist.config import Launch
-from dps_dist.errors import FailedError, InputError
+from dps_dist.errors import InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch import space as spaces
 from dps_dist.launch.cluster import connect, needs_of, nodes, placement, reason_of, room
-from dps_dist.launch.ray_train import ERRORS, for_workers
+from dps_dist.launch.ray_train import for_workers
 from dps_dist.launch.runs import Run
 from dps_dist.launch.space import Point
 from dps_dist.launch.sweeps import BETTER, RUNS, Folder, Sweep, Trial, create
-from dps_dist.train.loop import run as run_loop
-from dps_dist.train.state import SUMMARY, read_metrics
+from dps_dist.launch.trial import trial as train_trial
+from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import CONFIG
 
-TOLD = ("epoch", "accuracy", "ece", "nll")  # what Tune is told of an epoch
-LOCK_S = 60.0  # for a process that is killed to let go of its trial
 Changed = Callable[[Folder], None]
 
 
@@ -76,21 +71,16 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints, however quiet it is told
     os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # a stopped trial may be saving
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # of a refused trial
+    logging.getLogger("ray.tune").setLevel(
+        logging.CRITICAL
+    )  # it speaks of restoring its own way
     asked, alone = folder.sweep, launch.worker_range == (1, 1)
-    replay = asked.scheduler != "none" or search is not None
-    points = [
-        point
-        for point in ([] if search else asked.points())
-        if replay or not folder.run(spaces.name(point)).exists(SUMMARY)
-    ]
-    for point in asked.points() if not search else []:
-        _note_new(folder, point)
+    points = [] if search else _to_run(folder)
     if not points and not search:
         changed(folder)
         return
     url = folder.storage.url
     stopped = {name for name, trial in folder.trials.items() if trial.status == "stopped"}
-
     placed = None if alone else Queue(actor_options={"num_cpus": 0})
     fields, here = recipes.fields_of(asked.recipe), str(Path.cwd())
 
@@ -98,7 +88,7 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
         point = tried.get("point", tried)
         config = for_workers(asked.config(point, fields), here)
         storage = Storage(url) / RUNS / spaces.name(point)
-        trial(Run(config, storage, not storage.exists(CONFIG), asked.recipe), stopped, placed)
+        train_trial(Run(config, storage, not storage.exists(CONFIG), asked.recipe), stopped, placed)
 
     filesystem, root = folder.storage.filesystem
     tuner = tune.Tuner(
@@ -126,13 +116,17 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
     folder.storage.remove("tune")
 
 
-def _note_new(folder: Folder, point: Point) -> None:
-    name = spaces.name(point)
-    there = folder.trials.get(name)
-    if there is None or there.status in ("running", "failed"):
-        folder.trials[name] = Trial(point)
-    if folder.run(name).exists(SUMMARY):
-        folder.trials[name] = Trial(point, "finished")
+def _to_run(folder: Folder) -> list[Point]:
+    """What is not finished; for a scheduler, which compares, everything: who ended tells again."""
+    left = []
+    for point in folder.sweep.points():
+        name = spaces.name(point)
+        finished = folder.run(name).exists(SUMMARY)
+        if finished or folder.trials.get(name, Trial(point)).status != "stopped":
+            folder.trials[name] = Trial(point, "finished" if finished else "waiting")
+        if not finished or folder.sweep.scheduler != "none":
+            left.append(point)
+    return left
 
 
 def _resources(launch: Launch, alone: bool) -> dict[str, float]:
@@ -179,82 +173,6 @@ def _domains(asked: Sweep) -> dict[str, Any]:
                 tune.randint(low, high + 1) if kind == "randint" else kinds[kind](low, high)
             )
     return domains
-
-
-# In the trial's process
-
-
-def trial(run: Run, stopped: set[str], placed: Queue | None) -> None:
-    """Train, telling Tune of each epoch that was measured, and the driver of the workers."""
-    ended = run.storage.name in stopped or run.is_finished
-    for row in read_metrics(run.storage):
-        _tell({"kind": "epoch", **row})
-    if ended:
-        return
-    try:
-        if run.is_new:
-            run.storage.remove("")  # of a process that was killed before it began
-        _train(run, placed)
-    except InputError as error:
-        tune.report({"refused": str(error)})  # starting again would not mend it
-    except Exception:
-        if run.storage.exists(CONFIG):
-            run.storage.write(ERRORS, traceback.format_exc().encode())
-        raise
-
-
-def _tell(event: dict[str, Any]) -> None:
-    if event["kind"] == "epoch" and "accuracy" in event:
-        tune.report({key: event[key] for key in TOLD})
-
-
-def _train(run: Run, placed: Queue | None) -> None:
-    if placed is not None:
-        ray_train.train(run, _Teller(run.storage.name, placed))
-        return
-    if run.is_new:
-        run.create()
-    gpu = torch.cuda.is_available()
-    threads = max(1, int(run.config.launch.cpus_per_worker))
-    torch.set_num_threads(threads)
-    with ExitStack() as stack:
-        _lock(run, stack)
-        backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
-        stack.callback(dist.destroy_process_group)
-        run_loop(run.config, run.storage, _tell, device="cuda" if gpu else "cpu", threads=threads)
-
-
-def _lock(run: Run, stack: ExitStack) -> None:
-    """The run is ours; who had it before may take a moment to die."""
-    until = time.monotonic() + LOCK_S
-    while True:
-        try:
-            stack.enter_context(run.locked())
-            return
-        except InputError:
-            if time.monotonic() > until:
-                raise FailedError(f"{run.storage} is still being trained") from None
-            time.sleep(1)
-
-
-class _Teller:
-    """Stands where the terminal does: epochs go to Tune, places to the driver."""
-
-    def __init__(self, name: str, placed: Queue) -> None:
-        self._name, self._placed = name, placed
-
-    def show(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "placed":
-            self._placed.put((self._name, event))
-        _tell(event)
-
-    def tick(self) -> None:
-        pass
-
-
-# In the driver
 
 
 class _Listener(tune.Callback):

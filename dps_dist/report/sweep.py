@@ -19,6 +19,12 @@ SWEEP, TRIALS, RUNS, RESULTS = "sweep.yaml", "trials.json", "runs", "results.par
 SEED = "train.seed"
 METRICS = ("accuracy", "ece", "nll")
 
+TYPES = {  # also where no trial has one yet
+    **dict.fromkeys(("reason", "status", "trial", "run"), pa.string()),
+    **dict.fromkeys((*METRICS, "seconds"), pa.float64()),
+    "epoch": pa.int64(),
+}
+
 Row = dict[str, Any]
 
 
@@ -75,8 +81,9 @@ def write(folder: Storage, results: Results) -> None:
     columns = {name: [row.get(name) for row in results.rows] for name in [*names, "run"]}
     as_text = {name: values for name, values in columns.items() if _mixed(values)}
     columns |= {name: [json.dumps(value) for value in values] for name, values in as_text.items()}
+    arrays = {name: pa.array(values, TYPES.get(name)) for name, values in columns.items()}
     stream = io.BytesIO()
-    pq.write_table(pa.table(columns), stream)
+    pq.write_table(pa.table(arrays), stream)
     folder.write(RESULTS, stream.getvalue())
 
 
