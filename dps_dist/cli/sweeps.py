@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -100,7 +100,8 @@ def _publishing(storage: "Storage") -> Iterator[threading.Event]:
             if touched.is_set():
                 touched.clear()
                 started = time.monotonic()
-                publish(storage)
+                with suppress(Exception):  # the next one may succeed, and the last one speaks
+                    publish(storage)
                 pause = max(PUBLISH_S, PAUSE * (time.monotonic() - started))
 
     thread = threading.Thread(target=keep, daemon=True)
@@ -122,7 +123,7 @@ def _progress(folder: "Folder"):  # type: ignore[no-untyped-def]
 
         def advanced(folder: "Folder") -> None:
             ended = folder.count("finished", "stopped", "failed")
-            total = folder.sweep.trials or len(folder.trials)
+            total = max(folder.sweep.trials, len(folder.trials))
             bar.update(
                 task,
                 completed=ended,

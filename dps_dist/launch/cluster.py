@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 from ray.train.v2.api.config import ScalingConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dps_dist.config import Launch
 from dps_dist.errors import InputError
@@ -69,6 +70,11 @@ def _answers(address: str) -> bool:
 def nodes() -> list[dict[str, float]]:
     """The resources of each node that is alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def beside() -> NodeAffinitySchedulingStrategy:
+    """On this process's node: elsewhere an actor would be lost with that node."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def placement(launch: Launch, nodes: list[dict[str, float]]) -> ScalingConfig:

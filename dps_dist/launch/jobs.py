@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import requests
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dps_dist import recipes
@@ -96,9 +96,15 @@ def submit(to: JobSubmissionClient, command: str, working_dir: Path, exclude: Se
 def follow(to: JobSubmissionClient, job: str, say: Callable[[str], None]) -> int:
     """Its log as it comes; the exit code that it ended with."""
 
+    said = 0
+
     async def read() -> None:
+        nonlocal said
+        seen = 0  # a tail begins at the log's beginning
         async for text in to.tail_job_logs(job):
-            say(text)
+            seen += len(text)
+            say(text[max(0, len(text) - (seen - said)) :] if seen > said else "")
+            said = max(said, seen)
 
     while not (info := _info(to, job)).status.is_terminal():
         with suppress(RuntimeError, aiohttp.ClientError):  # the connection is lost, not the job
@@ -114,7 +120,7 @@ def follow(to: JobSubmissionClient, job: str, say: Callable[[str], None]) -> int
 def _info(to: JobSubmissionClient, job: str) -> JobDetails:
     try:
         return to.get_job_info(job)
-    except (RuntimeError, requests.RequestException, ConnectionError) as error:
+    except (RuntimeError, requests.RequestException, ConnectionError, RayError) as error:
         raise FailedError(
             f"{to.get_address()} no longer answers ({type(error).__name__}): later "
             f"`ray job status {job}` says how it ended"

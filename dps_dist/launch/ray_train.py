@@ -22,7 +22,6 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2.api.config import ScalingConfig
 from ray.util.placement_group import remove_placement_group
 from ray.util.queue import Empty, Queue
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dps_dist import methods, models
 from dps_dist.config import KD, Config
@@ -159,9 +158,7 @@ def for_workers(config: Config, here: str | None = None) -> Config:
 
 
 def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
-    # Beside this process: on another node it would be lost with that node, and the end with it
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    events = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+    events = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": cluster.beside()})
     config = for_workers(run.config)
     filesystem, root = run.storage.parent.filesystem
     trainer = TorchTrainer(
@@ -208,7 +205,7 @@ def work(settings: dict[str, Any]) -> None:
         device = ray.train.torch.get_device()
         run(config, storage, tell, device=device, threads=threads, monitor=telemetry.see)
     except (InputError, OSError) as error:
-        if _is_hopeless(error):
+        if is_hopeless(error):
             why = type(error).__name__
             tell({"kind": "refused", "text": _sentence(error), "error": why})
         raise
@@ -216,7 +213,7 @@ def work(settings: dict[str, Any]) -> None:
         telemetry.close()
 
 
-def _is_hopeless(error: Exception) -> bool:
+def is_hopeless(error: Exception) -> bool:
     """Whether starting again would end the same way."""
     if isinstance(error, OSError):
         return error.errno in HOPELESS

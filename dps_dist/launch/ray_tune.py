@@ -10,12 +10,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
+from ray.exceptions import RayError
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.util.queue import Queue
@@ -25,7 +27,7 @@ from dps_dist.config import Launch
 from dps_dist.errors import InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch import space as spaces
-from dps_dist.launch.cluster import connect, needs_of, nodes, placement, reason_of, room
+from dps_dist.launch.cluster import beside, connect, needs_of, nodes, placement, reason_of, room
 from dps_dist.launch.ray_train import for_workers
 from dps_dist.launch.runs import Run
 from dps_dist.launch.space import Point
@@ -58,22 +60,19 @@ def concurrency(launch: Launch, found: list[dict[str, float]], asked: int | None
     """How many trials run at once: all that fit, or as many as are asked for."""
     placement(launch, found)
     most = room(launch, found) // launch.worker_range[1] or 1
-    if asked is not None and asked > most:
+    if asked is not None and not 1 <= asked <= most:
         raise InputError(
             f"--concurrent is {asked}: the cluster holds {most} trials of {launch.workers} "
-            f"worker(s) at once; give at most {most}"
+            f"worker(s) at once; give 1 to {most}"
         )
-    return asked or most
+    return most if asked is None else asked
 
 
 def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Changed) -> None:
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the runs have their own
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints, however quiet it is told
-    os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # a stopped trial may be saving
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # of a refused trial
-    logging.getLogger("ray.tune").setLevel(
-        logging.CRITICAL
-    )  # it speaks of restoring its own way
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it speaks of restoring its own way
     asked, alone = folder.sweep, launch.worker_range == (1, 1)
     points = [] if search else _to_run(folder)
     if not points and not search:
@@ -81,7 +80,9 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
         return
     url = folder.storage.url
     stopped = {name for name, trial in folder.trials.items() if trial.status == "stopped"}
-    placed = None if alone else Queue(actor_options={"num_cpus": 0})
+    placed = (
+        None if alone else Queue(actor_options={"num_cpus": 0, "scheduling_strategy": beside()})
+    )
     fields, here = recipes.fields_of(asked.recipe), str(Path.cwd())
 
     def one(tried: dict[str, Any]) -> None:
@@ -119,8 +120,7 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
 def _to_run(folder: Folder) -> list[Point]:
     """What is not finished; for a scheduler, which compares, everything: who ended tells again."""
     left = []
-    for point in folder.sweep.points():
-        name = spaces.name(point)
+    for name, point in {spaces.name(point): point for point in folder.sweep.points()}.items():
         finished = folder.run(name).exists(SUMMARY)
         if finished or folder.trials.get(name, Trial(point)).status != "stopped":
             folder.trials[name] = Trial(point, "finished" if finished else "waiting")
@@ -138,9 +138,8 @@ def _resources(launch: Launch, alone: bool) -> dict[str, float]:
 def _scheduler(asked: Sweep) -> TrialScheduler | None:
     if asked.scheduler == "none":
         return None
-    epochs = asked.config(spaces.ends(asked.space)[0]).train.epochs
-    # On our epochs: Tune's own count begins anew when a trial goes on. The last epoch is no rung:
-    # who reaches it ends by itself.
+    epochs = max(asked.config(point).train.epochs for point in spaces.ends(asked.space))
+    # On our epochs: Tune's own count begins anew when a trial goes on
     return ASHAScheduler(
         time_attr="epoch", max_t=epochs + 1, grace_period=max(1, epochs // 9), reduction_factor=3
     )
@@ -158,7 +157,7 @@ def _searcher(folder: Folder) -> Any:
             "--search is optuna, which is not installed: pip install 'dps_dist[optuna]'"
         ) from None
     known = [trial.point for trial in folder.trials.values()]
-    return OptunaSearch(points_to_evaluate=known or None, seed=0)
+    return OptunaSearch(points_to_evaluate=known or None, seed=len(known))  # else it draws the same
 
 
 def _domains(asked: Sweep) -> dict[str, Any]:
@@ -231,8 +230,9 @@ class _Listener(tune.Callback):
         """Of a trial that ended or begins again: if Tune killed it, its workers are still there."""
         if self._placed is None:
             return
-        for of, event in self._placed.get_nowait_batch(self._placed.qsize()):
-            self._held.setdefault(of, []).append(event)
+        with suppress(RayError):  # its node may be gone, and then so are theirs
+            for of, event in self._placed.get_nowait_batch(self._placed.qsize()):
+                self._held.setdefault(of, []).append(event)
         for event in self._held.pop(name, []):
             ray_train.free(event)
 

@@ -30,7 +30,7 @@ EXAMPLE = "write a list of values or, to draw from, {uniform: [low, high]}, logu
 def read(file: Path) -> Space:
     if not file.exists():
         raise InputError(f"--space is {file}: there is no such file")
-    space = files.read(file)
+    space: Space = json.loads(json.dumps(files.read(file), default=str))  # dates are text
     check(space, str(file))
     return space
 

@@ -73,6 +73,11 @@ class Sweep:
 def checked(sweep: Sweep) -> Sweep:
     """With the held-out samples settled; refused if any trial would be."""
     spaces.check(sweep.space, "the space")
+    for name in sweep.space:
+        if name.startswith("launch.") or name in ("data.hold_out", "evaluate.split"):
+            raise InputError(f"the space: {name} is the same for all trials; leave it out")
+    if any(one.startswith("launch.workers=") for one in sweep.settings):
+        raise InputError("--set launch.workers: give --workers-per-trial instead")
     if sweep.metric not in BETTER:
         raise InputError(f"--metric is {sweep.metric}: give one of {', '.join(BETTER)}")
     if sweep.search != "grid" and sweep.trials < 1:
@@ -150,9 +155,9 @@ def open_folder(sweep: Sweep, out: str, name: str, resume: bool) -> Folder:
         raise InputError(f"{storage} is not a sweep, it has no {SWEEP}: check --out and --name")
     before, now = yaml.safe_load(storage.read(SWEEP)), _plain(sweep)
     differ = [
-        f"{key} is {now[key]!r} and was {before.get(key)!r}"
+        "the recipe has changed" if key == "fields" else f"{key} is {now[key]!r} and was {was!r}"
         for key in now
-        if now[key] != before.get(key)
+        if now[key] != (was := before.get(key))
     ]
     if differ:
         raise InputError(
@@ -172,5 +177,7 @@ def create(folder: Folder) -> None:
 
 
 def _plain(sweep: Sweep) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(sweep)))
+    """As it is kept: with what the recipe was, which is a file that may change."""
+    known = {**asdict(sweep), "fields": recipes.fields_of(sweep.recipe)}
+    plain: dict[str, Any] = json.loads(json.dumps(known, default=str))
     return plain

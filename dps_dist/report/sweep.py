@@ -109,8 +109,12 @@ def _cell(values: list[Any], rows: Sequence[Row]) -> Cell:
         tuple(map(_hashable, values)),
         len(rows),
         {key: mean(numbers) for key, numbers in figures.items()},
-        {key: stdev(n) if len(n) > 1 else math.nan for key, n in figures.items()},
+        {key: _deviation(numbers) for key, numbers in figures.items()},
     )
+
+
+def _deviation(numbers: Sequence[float]) -> float:
+    return stdev(numbers) if len(numbers) > 1 and all(map(math.isfinite, numbers)) else math.nan
 
 
 def _number(value: Any) -> float:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dps_dist.config import Launch
 from dps_dist.errors import InputError
 from dps_dist.launch import space as spaces
 from dps_dist.launch.runs import NAME
@@ -116,6 +117,9 @@ def test_a_space_that_says_nothing_is_refused(tmp_path, text, sentence):
         ({"search": "random"}, "--trials is 0: --search random needs at least 1"),
         ({"seeds": 0}, "--seeds is 0: give at least 1"),
         ({"seeds": 2, "space": {SEED: [0, 1]}}, "--seeds is 2 and train.seed is in the space"),
+        ({"space": {"launch.workers": [1, 2]}}, "launch.workers is the same for all trials"),
+        ({"space": {"data.hold_out": [9]}}, "data.hold_out is the same for all trials"),
+        ({"settings": ("launch.workers=4",)}, "--set launch.workers: give --workers-per-trial"),
         ({"hold_out": 10**6}, None),
     ],
 )
@@ -146,6 +150,26 @@ def test_a_tenth_of_the_training_set_is_held_out(digits):
     assert sweep.hold_out == 120
     config = sweep.config(sweep.points()[1])
     assert config.evaluate.split == "hold_out" and config.train.seed == 1
+
+
+@pytest.mark.parametrize("asked", [0, -1, 3])
+def test_more_or_fewer_trials_at_once_than_can_be_are_refused(asked):
+    from dps_dist.launch.ray_tune import concurrency
+
+    nodes = [{"CPU": 2.0}, {"CPU": 3.0}]
+    assert concurrency(Launch(workers=2), nodes, None) == 2
+    with pytest.raises(InputError, match=f"--concurrent is {asked}: .* give 1 to 2"):
+        concurrency(Launch(workers=2), nodes, asked)
+
+
+def test_a_sweep_whose_recipe_has_changed_is_another(digits, tmp_path):
+    recipe = tmp_path / "my.yaml"
+    recipe.write_text(f"extends: digits\ndata: {{path: {digits}}}\n")
+    asked = checked(Sweep(str(recipe), {"method.gamma": [0.9]}))
+    create(open_folder(asked, str(tmp_path), "one", resume=False))
+    recipe.write_text(f"extends: digits\ndata: {{path: {digits}}}\noptim: {{lr: .5}}\n")
+    with pytest.raises(InputError, match="the recipe has changed"):
+        open_folder(asked, str(tmp_path), "one", resume=True)
 
 
 def test_only_the_same_sweep_is_resumed(digits, tmp_path):

@@ -172,3 +172,17 @@ def test_optuna_goes_on_with_what_it_tried_before_and_paths_are_ours(digits, tmp
         assert len(found) == 3 and set(before) <= found.keys()
         assert {row["status"] for row in found.values()} == {"finished"}
         assert all(1e-3 <= row["optim.lr"] <= 1e-1 for row in found.values())
+
+
+@pytest.mark.timeout(600)
+def test_trials_that_optuna_chose_may_fail(digits, tmp_path):
+    space = tmp_path / "space.yaml"
+    space.write_text("optim.lr: {loguniform: [1e+20, 1e+30]}\n")
+    options = ["--space", str(space), "--search", "optuna", "--trials", "2"]
+    given = ["--set", f"data.path={digits}", "--set", "train.epochs=1"]
+    with short_home() as home, Sweeping(home, "sweep.py", "digits", *given, *options) as sweep:
+        assert sweep.run() == 1
+        found = sweep.table()
+        assert len(found) == 2
+        assert all(row["status"] == "failed" for row in found.values())
+        assert all("not finite" in row["reason"] for row in found.values())

@@ -18,7 +18,8 @@ def pareto(found: Sequence[Cell], front: Sequence[Cell], names: Sequence[str]) -
     """`names`: of the cells on the front, in its order."""
     shown = _worth_showing(found)
     left_out = len(found) - len(shown)
-    about = "; ".join(f"{k}: {name}" for k, name in enumerate(names, start=1))
+    drawn = [name for cell, name in zip(front, names, strict=True) if cell in shown]
+    about = "; ".join(f"{k}: {name}" for k, name in enumerate(drawn, start=1))
     about += f"; {left_out} cells of far less accuracy are left out" if left_out else ""
     draw = partial(_draw_pareto, found=shown, front=front)
     return Drawing("pareto", "accuracy against ECE", about, draw, (4.6, 2.8))

@@ -1,0 +1,129 @@
+"""What runs in a trial's process: a run that tells Ray Tune of its epochs.
+
+A run of one worker trains right here; one of several has Ray Train start them.
+"""
+
+import math
+import os
+import time
+import traceback
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from ray import tune
+from ray.util.queue import Queue
+
+from dps_dist.errors import FailedError, InputError
+from dps_dist.launch import ray_train
+from dps_dist.launch.loggers import Loggers
+from dps_dist.launch.ray_train import ERRORS, is_hopeless
+from dps_dist.launch.runs import Run
+from dps_dist.launch.telemetry import RankTelemetry
+from dps_dist.train.loop import run as run_loop
+from dps_dist.train.state import read_metrics
+from dps_dist.train.trained import CONFIG
+
+FIGURES = ("accuracy", "ece", "nll")  # that Tune is told of an epoch
+LOCK_S = 60.0  # for a process that is killed to let go of its trial
+
+
+def trial(run: Run, stopped: set[str], placed: Queue | None) -> None:
+    """Train, telling Tune of each epoch that was measured, and the driver of the workers."""
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = "60"  # a trial that is stopped may be saving
+    ended = run.storage.name in stopped or run.is_finished
+    for row in read_metrics(run.storage):
+        _tell({"kind": "epoch", **row}, run.config.train.epochs)
+    if ended:
+        return
+    try:
+        if run.is_new and not run.storage.exists(CONFIG):
+            run.storage.remove("")  # of a process that was killed before it began
+            run.create()
+        with ExitStack() as stack:
+            _lock(run, stack)
+            if placed is None:
+                _train(run, stack)
+                return
+        ray_train.train(replace(run, is_new=False), _Teller(run, placed))
+    except (InputError, FailedError) as error:  # starting again would not mend it
+        tune.report({"refused": str(error), **dict.fromkeys(FIGURES, math.nan)})
+    except Exception as error:
+        if isinstance(error, OSError) and is_hopeless(error):
+            tune.report({"refused": str(error), **dict.fromkeys(FIGURES, math.nan)})
+            return
+        if run.storage.exists(CONFIG):
+            run.storage.write(ERRORS, traceback.format_exc().encode())
+        raise
+
+
+def _tell(event: dict[str, Any], epochs: int) -> None:
+    """Of the last epoch without its number: a scheduler, which goes by it, is not to stop a trial
+    that has but to write its summary."""
+    if event["kind"] == "epoch" and "accuracy" in event:
+        figures = {key: _number(event[key]) for key in FIGURES}
+        last = event["epoch"] >= epochs
+        tune.report(figures if last else {"epoch": event["epoch"], **figures})
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value  # as files hold what is not finite
+
+
+def _train(run: Run, stack: ExitStack) -> None:
+    """With one worker, which is this process."""
+    gpu = bool(ray.get_gpu_ids())
+    threads = max(1, int(run.config.launch.cpus_per_worker))
+    torch.set_num_threads(threads)
+    telemetry = RankTelemetry(run.storage.name, rank=0)
+    stack.callback(telemetry.close)
+    logged = stack.enter_context(Loggers(run, lambda text: None))
+    backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    stack.callback(dist.destroy_process_group)
+
+    def tell(event: dict[str, Any]) -> None:
+        telemetry.hear(event)
+        logged.hear(event)
+        _tell(event, run.config.train.epochs)
+
+    run_loop(
+        run.config,
+        run.storage,
+        tell,
+        device="cuda" if gpu else "cpu",
+        threads=threads,
+        monitor=telemetry.see,
+    )
+
+
+def _lock(run: Run, stack: ExitStack) -> None:
+    """The run is ours; who had it before may take a moment to die."""
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            stack.enter_context(run.locked())
+            return
+        except InputError:
+            if time.monotonic() > until:
+                raise FailedError(f"{run.storage} is still being trained") from None
+            time.sleep(1)
+
+
+class _Teller:
+    """Stands where the terminal does: epochs go to Tune, places to the driver."""
+
+    def __init__(self, run: Run, placed: Queue) -> None:
+        self._run, self._placed = run, placed
+
+    def show(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "placed":
+            self._placed.put((self._run.storage.name, event))
+        _tell(event, self._run.config.train.epochs)
+
+    def tick(self) -> None:
+        pass
