@@ -11,7 +11,7 @@ from ray.train.v2.api.config import ScalingConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dps_dist.config import Launch
-from dps_dist.errors import InputError
+from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import tokens
 
 
@@ -25,7 +25,13 @@ def connect() -> bool:
     ray._private.worker._worker_logs_enabled = False
     at = address()
     if at is None:
-        ray.init(address="local", include_dashboard=False, **quiet)
+        try:
+            ray.init(address="local", include_dashboard=False, **quiet)
+        except RuntimeError as error:
+            raise FailedError(
+                f"Ray does not start on this machine ({reason_of(error)}): is it very busy, or is "
+                "there no room in /tmp? `dps doctor` looks"
+            ) from None
         return True
     if not os.environ.get("RAY_USE_TLS"):
         tokens.check(at.removeprefix("ray://"))
@@ -126,5 +132,6 @@ def reason_of(error: BaseException) -> str:
 def _quiet() -> None:
     """Ray's own messages stay in its log files; its settings stay the user's where given."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a machine may be busy
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -145,7 +145,7 @@ def for_workers(config: Config, here: str | None = None) -> Config:
     """With absolute paths, from `here` or the current folder: workers run in another one."""
 
     def absolute(path: str) -> str:
-        return path if "://" in path else str(Path(here or Path.cwd(), path))
+        return path if "://" in path else str(Path(here or "", path).absolute())
 
     data = config.data.model_copy(update={"path": absolute(config.data.path)})
     model, method = config.model, config.method

@@ -83,7 +83,7 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
     placed = (
         None if alone else Queue(actor_options={"num_cpus": 0, "scheduling_strategy": beside()})
     )
-    fields, here = recipes.fields_of(asked.recipe), str(Path.cwd())
+    fields, here = recipes.fields_of(asked.recipe), str(Path().absolute())
 
     def one(tried: dict[str, Any]) -> None:
         point = tried.get("point", tried)
