@@ -1,6 +1,6 @@
 """What Ray Tune costs: a 16-cell sweep beside the same 16 trials without it.
 
-    python benchmarks/sweep.py [--quick]
+    python benchmarks/sweep.py [--quick] [--pairs 3]
 
 Both run two trials at once on two cores, from the start of a process to the end of the last trial.
 Without Tune: two plain processes that take the trials one after the other; neither Ray, nor page,
@@ -29,14 +29,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="4 cells, one pair")
-    quick = parser.parse_args().quick
+    parser.add_argument("--pairs", type=int, default=3, help="how often both are run")
+    asked = parser.parse_args()
+    quick, pairs_asked = asked.quick, asked.pairs
     gamma, c = (GAMMA[:2], C[:2]) if quick else (GAMMA, C)
     cells = [(g, k) for g in gamma for k in c]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         settings = [f"data.path={prepared(folder)}", "data.hold_out=120"]
         pairs = []
-        for k in range(1 if quick else 3):
+        for k in range(1 if quick else pairs_asked):
             tuned = by_tune(folder / f"tune{k}", settings, gamma, c)
             plain = without(folder / f"plain{k}", settings, cells)
             pairs.append((tuned, plain))

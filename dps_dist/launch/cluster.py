@@ -132,6 +132,5 @@ def reason_of(error: BaseException) -> str:
 def _quiet() -> None:
     """Ray's own messages stay in its log files; its settings stay the user's where given."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a machine may be busy
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
