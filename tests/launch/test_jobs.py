@@ -130,7 +130,7 @@ def test_who_has_no_token_or_a_wrong_one_is_refused(cluster, train):
 
 @pytest.mark.timeout(900)
 def test_a_job_is_followed_stopped_and_resumed(cluster, train):
-    run, epochs = cluster.home / "runs" / "a", ["--set", "train.epochs=15"]
+    run, epochs = cluster.home / "runs" / "a", ["--set", "train.epochs=60"]
     job = [RAY, "job", "submit", "--address", cluster.address, "--working-dir", "."]
     job += ["--submission-id", "first", "--", "dps", "train", *train, *epochs, "--name", "a"]
     following = subprocess.Popen(
@@ -141,7 +141,7 @@ def test_a_job_is_followed_stopped_and_resumed(cluster, train):
         cwd=cluster.home / "work",
     )
     log = [following.stdout.readline()]
-    while "epoch 3/15" not in log[-1]:
+    while "epoch 3/60" not in log[-1]:
         assert log[-1], "".join(log)
         log.append(following.stdout.readline())
     stopped = cluster.run(RAY, "job", "stop", "--address", cluster.address, "first")
@@ -155,9 +155,9 @@ def test_a_job_is_followed_stopped_and_resumed(cluster, train):
         env=cluster.stranger,
     )
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert "epoch 15/15" in resumed.stdout and "succeeded" in resumed.stdout
+    assert "epoch 60/60" in resumed.stdout and "succeeded" in resumed.stdout
     assert "in epoch " in resumed.stdout  # it did not begin anew
-    assert [row["epoch"] for row in rows_of(run)] == list(range(1, 16))
+    assert [row["epoch"] for row in rows_of(run)] == list(range(1, 61))
     assert json.loads((run / "summary.json").read_text())["workers"] == 2
 
 

@@ -64,7 +64,7 @@ def by_hand(config, labels, folder):
     loader = start(config, folder).loader
     torch.manual_seed(config.train.seed)
     model = models.build("small_cnn", 10).to(memory_format=torch.channels_last)
-    chosen = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    chosen = torch.optim.SGD(model.parameters(), lr=0.002, momentum=0.9)
     dps = config.method.name == "dps"
     y = np.eye(10)[labels]
     total = np.full(len(labels), config.method.c if dps else 1.0)
@@ -93,20 +93,19 @@ def by_hand(config, labels, folder):
 
 @pytest.mark.parametrize("method", ["baseline", "dps"])
 def test_is_what_a_loop_by_hand_is(ranks, settings, train_digits, tmp_path, method):
-    """train_loss, train_accuracy, weights and targets; c=2 lets the evidence count."""
+    """train_loss, train_accuracy, weights and targets; c=2 lets the evidence count. The steps are
+    small: large ones make much of the last bit, on each CPU in another way."""
     own = ["method.gamma=0.9", "method.c=2"] if method == "dps" else []
-    sgd = ["optim.name=sgd", "optim.lr=0.05", "optim.schedule=constant", "launch.workers=1"]
+    sgd = ["optim.name=sgd", "optim.lr=0.002", "optim.schedule=constant", "launch.workers=1"]
     config = settings(f"method.name={method}", *own, *sgd)
     trained(ranks, config, tmp_path)
     hand = ranks.run(by_hand, config, train_digits.labels, str(tmp_path / "hand"), world_size=1)
     losses, right, y, weights = hand[0]
     rows = metrics(tmp_path)
-    # Evidence is kept in 16 bits, and two epochs of steps make more of the difference
-    close = {"rtol": 5e-3} if method == "dps" else {"rtol": 1e-5}
-    np.testing.assert_allclose([row["train_loss"] for row in rows], losses, **close)
+    np.testing.assert_allclose([row["train_loss"] for row in rows], losses, rtol=1e-5)
     np.testing.assert_allclose([row["train_accuracy"] for row in rows], right, atol=2e-3)
     found = final_state(tmp_path)["model"]
-    atol = 0.01 if method == "dps" else 1e-5
+    atol = 1e-4 if method == "dps" else 1e-5  # evidence is kept in 16 bits
     for name, value in weights.items():
         torch.testing.assert_close(found[name], value, rtol=atol, atol=atol, msg=name)
     if method == "dps":
@@ -114,8 +113,7 @@ def test_is_what_a_loop_by_hand_is(ranks, settings, train_digits, tmp_path, meth
         store.load(tmp_path / "targets")
         everyone = torch.arange(len(train_digits))
         targets = store.read(everyone, torch.from_numpy(train_digits.labels))
-        assert np.abs(targets.numpy() - y).max() < 0.05
-        assert np.abs(targets.numpy() - y).mean() < 1e-3
+        np.testing.assert_allclose(targets.numpy(), y, atol=1e-3)
 
 
 # ---- killed and resumed
