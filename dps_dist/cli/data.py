@@ -15,6 +15,7 @@ from dps_dist.errors import InputError
     epilog=examples(
         "dps prepare digits data/digits",
         "dps prepare cifar10 data/cifar10 --from downloads",
+        "dps prepare cifar10 data/cifar10-2000 --from downloads --train-images 2000",
         "dps prepare imagefolder data/imagenet --from /datasets/imagenet",
     )
 )
@@ -26,6 +27,10 @@ def prepare(
     ] = None,
     split: Annotated[
         list[str] | None, typer.Option(help="Only this split; may be repeated. Default: all.")
+    ] = None,
+    train_images: Annotated[
+        int | None,
+        typer.Option(help="Only so many training images, a random part that is always the same."),
     ] = None,
     mode: Annotated[
         Literal["auto", "raw", "jpeg", "mixed"],
@@ -40,6 +45,7 @@ def prepare(
 ) -> None:
     """Turn a data set into .beton files, once, for all later runs."""
     from dps_dist.data.sources import SOURCES, open_source, source_splits
+    from dps_dist.data.sources.part import Part
     from dps_dist.data.write import ImageOptions, already_prepared, write_split
 
     photographs = source in SOURCES and SOURCES[source].photographs
@@ -55,14 +61,15 @@ def prepare(
         splits = there  # the original may be gone when all is prepared
     missing = []
     for name in splits:
-        if not force and (manifest := already_prepared(out, name, prepared, options)):
+        part = train_images if name == "train" else None
+        how = prepared if part is None else prepared | {"train_images": part}
+        if not force and (manifest := already_prepared(out, name, how, options)):
             say(f"{manifest.beton}: already prepared, {len(manifest):,} images (--force: again)")
         else:
-            missing.append((name, open_source(source, root, name)))
-    for name, images in missing:
-        write_split(
-            images, out, name, prepared, options, skip_bad=skip_bad, workers=workers, say=say
-        )
+            images = open_source(source, root, name)
+            missing.append((name, images if part is None else Part(images, part), how))
+    for name, images, how in missing:
+        write_split(images, out, name, how, options, skip_bad=skip_bad, workers=workers, say=say)
 
 
 @app.command()

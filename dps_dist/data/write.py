@@ -53,7 +53,7 @@ def already_prepared(
 ) -> Manifest | None:
     """The manifest of a split that is there and was written the same way; None if it is not there.
 
-    prepared: what tells this data from other data (source and root), kept in the manifest.
+    prepared: what tells this data from other data (source, root, which part), kept in the manifest.
     """
     beton = folder / f"{split}.beton"
     if not beton.exists() or not manifest_path(beton).exists():
@@ -65,10 +65,11 @@ def already_prepared(
         return None
     manifest, wanted = manifests.read(folder, split), _prepared(prepared, options)
     if manifest.prepared != wanted:
-        key = next(k for k in wanted if manifest.prepared.get(k) != wanted[k])
+        there = manifest.prepared
+        key = next(k for k in wanted | there if there.get(k) != wanted.get(k))
         raise InputError(
-            f"{beton} was prepared otherwise ({key}: {manifest.prepared.get(key)}, "
-            f"now {wanted[key]}): choose another folder, or pass --force to replace it"
+            f"{beton} was prepared otherwise ({key}: {there.get(key)}, "
+            f"now {wanted.get(key)}): choose another folder, or pass --force to replace it"
         )
     return manifest
 

@@ -95,6 +95,7 @@ MODELS: dict[str, Row] = {
         lambda o: PreActResNet((2, 2, 2, 2), (64, 128, 256, 512), o.num_classes, stem_width=64),
         SMALL,
     ),
+    "wide_resnet10_2": Row(lambda o: WideResNet(10, 2, o.num_classes), SMALL),
     "wide_resnet40_1": Row(lambda o: WideResNet(40, 1, o.num_classes), SMALL),
 }
 

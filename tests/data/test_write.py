@@ -19,6 +19,7 @@ from ffcv.writer import DatasetWriter
 
 from dps_dist.data import manifest as manifests
 from dps_dist.data.sources import open_source
+from dps_dist.data.sources.part import Part
 from dps_dist.data.write import ImageOptions, already_prepared, shrunk, write_split
 from dps_dist.errors import InputError
 from tests.conftest import write_photos
@@ -97,9 +98,27 @@ def test_what_is_there_is_known_without_the_source(tmp_path):
     for source, options, said in (
         (PREPARED, ImageOptions("jpeg"), r"prepared otherwise \(images: .*pass --force"),
         ({"source": "other"}, ImageOptions("raw"), r"prepared otherwise \(source: test, now other"),
+        (PREPARED | {"train_images": 5}, ImageOptions("raw"), r"\(train_images: None, now 5\)"),
+        ({}, ImageOptions("raw"), r"prepared otherwise \(source: test, now None\)"),
     ):
         with pytest.raises(InputError, match=said):
             already_prepared(tmp_path, "train", source, options)
+
+
+def test_a_part_is_random_nested_and_the_same_each_time(tmp_path):
+    whole = open_source("digits", None, "train")
+    some = prepare(Part(whole, 300), tmp_path)
+    assert len(some) == 300 and some.class_names == tuple(whole.class_names)
+    paths = [whole.path(i) for i in range(len(whole))]
+    positions = [paths.index(path) for path in some.paths]
+    assert positions == sorted(set(positions)) and np.std(positions) > len(whole) / 5
+    np.testing.assert_array_equal(some.labels, whole.labels[positions])
+    fewer = Part(whole, 30)
+    assert {fewer.path(i) for i in range(30)} < set(some.paths)
+    np.testing.assert_array_equal(fewer.read(7), whole.read(paths.index(fewer.path(7))))
+    for count in (0, len(whole) + 1):
+        with pytest.raises(InputError, match=rf"--train-images is {count}: give 1 to 1200"):
+            Part(whole, count)
 
 
 def test_a_lost_beton_is_written_again_and_a_foreign_one_left_alone(tmp_path):

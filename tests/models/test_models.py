@@ -86,10 +86,13 @@ def test_size_of_densenet264() -> None:
     assert size(on_meta("densenet264")) == densenet_size((6, 12, 64, 48), 1000) == 33_337_704
 
 
-def preact_size(blocks: int, widths: tuple[int, ...], num_classes: int) -> int:
-    """Of a pre-activation ResNet whose stem has its first stage's width, stage by stage."""
-    total = 27 * widths[0]
-    for before, width in zip((widths[0], *widths), widths, strict=False):
+def preact_size(
+    blocks: int, widths: tuple[int, ...], num_classes: int, stem: int | None = None
+) -> int:
+    """Of a pre-activation ResNet, stage by stage; its stem has the first stage's width or its
+    own."""
+    total = 27 * (stem or widths[0])
+    for before, width in zip((stem or widths[0], *widths), widths, strict=False):
         convolutions = 9 * before * width + (2 * blocks - 1) * 9 * width * width
         projection = before * width if before != width else 0
         norms = 2 * before + (2 * blocks - 1) * 2 * width
@@ -107,6 +110,10 @@ def test_size_of_wide_resnet40_1() -> None:
     # 0.6 M in its paper; 0.57 M with 100 classes in the distillation literature.
     assert size(on_meta("wide_resnet40_1", 10)) == preact_size(6, (16, 32, 64), 10) == 563_930
     assert size(on_meta("wide_resnet40_1", 100)) == 569_780
+
+
+def test_size_of_wide_resnet10_2() -> None:
+    assert size(on_meta("wide_resnet10_2", 10)) == preact_size(1, (32, 64, 128), 10, stem=16)
 
 
 def test_small_cnn_is_small() -> None:
