@@ -5,17 +5,21 @@
 # anything else                       is run as it is: dps train …, ray job submit …, sh
 set -eu
 
-node() {
+want_token() {
     if [ -z "${RAY_AUTH_TOKEN:-}" ] && [ ! -s "${RAY_AUTH_TOKEN_PATH:-}" ] && [ "${RAY_AUTH_MODE:-}" = token ]; then
         echo "no token: give all nodes the same file, and RAY_AUTH_TOKEN_PATH where it is" >&2
         exit 2
     fi
+}
+
+node() {
     exec ray start --block --disable-usage-stats "$@"
 }
 
 case "${1:-}" in
 head)
     shift
+    want_token
     # The dashboard and the job API are for other machines too: the token guards them.
     node --head --port=6379 --dashboard-host=0.0.0.0 --metrics-export-port=8080 "$@"
     ;;
@@ -23,7 +27,12 @@ worker)
     shift
     head=${DPS_HEAD:?is where the head is, such as head:6379}
     # Ray gives up after a few seconds, and containers start in any order.
-    until ray health-check --address "$head" >/dev/null 2>&1; do sleep 2; done
+    want_token  # without one no head ever answers
+    until ray health-check --address "$head" >/dev/null 2>&1; do
+        [ "${said:-}" ] || echo "waiting for the head at $head: not started yet, out of reach, or with another token" >&2
+        said=yes
+        sleep 2
+    done
     node --address="$head" --metrics-export-port=8080 "$@"
     ;;
 health)

@@ -65,7 +65,12 @@ inside sh -euc '
     done
     if find / -xdev \( -name "*.beton" -o -name "id_rsa*" -o -name "id_ed*" -o -name "auth_token" -o -path "/run/secrets/*" \) 2>/dev/null \
         | grep .; then echo "what is that?"; exit 1; fi
-    if touch /x /opt/dps/x /etc/x 2>/dev/null; then echo "the root can be written"; exit 1; fi
+    grep -q "^[^ ]* / [^ ]* ro," /proc/mounts || { echo "the root is not mounted read-only"; exit 1; }
+    # /var/tmp is open to everybody: only the mount keeps it from being written.
+    if touch /var/tmp/x 2>/dev/null; then echo "the root can be written"; exit 1; fi
+    if find / -xdev -type d -writable ! -path /tmp ! -path /workspace 2>/dev/null | grep .; then
+        echo "more than /tmp and /workspace can be written"; exit 1
+    fi
     id; echo "no build tools, no secrets, read-only"'
 
 step "Triton's driver binding needs no compiler"

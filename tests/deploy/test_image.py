@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -65,13 +66,16 @@ def test_what_is_copied_is_there_and_not_ignored():
 
 @pytest.fixture
 def entrypoint(tmp_path):
-    """The entrypoint with a `ray` that says how it was called."""
+    """The entrypoint with a `ray` that says how it was called; HEALTHY is a head."""
     ray = tmp_path / "ray"
-    ray.write_text('#!/bin/sh\necho ray "$@"\n')
+    ray.write_text(
+        '#!/bin/sh\n[ "$1" != health-check ] || exec test -e "$HEALTHY"\necho ray "$@"\n'
+    )
     ray.chmod(0o755)
 
     def run(*words, **env):
-        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RAY_AUTH_MODE": "token", **env}
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        env = {"PATH": path, "RAY_AUTH_MODE": "token", "HEALTHY": f"{tmp_path}/healthy", **env}
         script = [DOCKER / "entrypoint.sh", *words]
         return subprocess.run(script, env=env, capture_output=True, text=True, timeout=20)
 
@@ -89,9 +93,19 @@ def test_nodes_want_a_token(entrypoint, tmp_path):
     assert head.stdout.endswith("--num-cpus=0\n")
 
 
-def test_a_worker_waits_for_the_head_and_joins_it(entrypoint):
+def test_a_worker_without_a_token_does_not_wait(entrypoint):
+    refused = entrypoint("worker", DPS_HEAD="first:6379")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "RAY_AUTH_TOKEN_PATH" in refused.stderr
+
+
+def test_a_worker_waits_for_the_head_and_joins_it(entrypoint, tmp_path):
     assert "DPS_HEAD" in entrypoint("worker", RAY_AUTH_TOKEN="secret").stderr
+    late = threading.Timer(3, (tmp_path / "healthy").touch)  # after two questions
+    late.start()
     worker = entrypoint("worker", RAY_AUTH_TOKEN="secret", DPS_HEAD="first:6379")
+    (waiting,) = worker.stderr.splitlines()
+    assert "waiting for the head at first:6379" in waiting
     assert "--address=first:6379" in worker.stdout and "--head" not in worker.stdout
 
 
