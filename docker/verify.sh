@@ -26,8 +26,9 @@ step() { printf '\n== %s\n' "$*"; }
 fail() { printf 'FAILED: %s\n' "$*" >&2; exit 1; }
 
 # As strict as a cluster may be: a user without a name, nothing writable but /tmp and the run's folder, no capabilities.
-# (The limits are those that every host grants; noexec on /tmp would keep Triton from what it compiled.)
-strict=(--runtime runc --user 12345:12345 --read-only --read-only-tmpfs=false --tmpfs "/tmp:exec,mode=1777"
+# (The limits are those that every host grants; noexec on /tmp would keep Triton from what it compiled; podman alone would copy
+# the image's /tmp/ray into the tmpfs, as a folder of root's.)
+strict=(--runtime runc --user 12345:12345 --read-only --read-only-tmpfs=false --tmpfs "/tmp:exec,mode=1777,notmpcopyup"
     --cap-drop all --security-opt no-new-privileges --shm-size 1g --ulimit nofile=20000:20000 --ulimit nproc=4000:4000
     --volume "$here/workspace:/workspace")
 inside() { podman run --rm --no-healthcheck --network none "${strict[@]}" "$image" "$@"; }
