@@ -43,7 +43,7 @@ def run(app: typer.Typer) -> None:
         sys.exit(2)
     except FailedError as error:
         print(f"dps: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.code)
     except SystemExit as ended:
         if ended.code == 130:  # typer's for Ctrl-C
             print("dps: stopped", file=sys.stderr)

@@ -83,15 +83,18 @@ def beside() -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
-def placement(launch: Launch, nodes: list[dict[str, float]]) -> ScalingConfig:
-    """How Ray is to place the workers; refused at once if the nodes cannot hold the least."""
+def placement(
+    launch: Launch, nodes: list[dict[str, float]], option: str = "--workers"
+) -> ScalingConfig:
+    """How Ray is to place the workers; refused at once if the nodes cannot hold the least.
+    option: what gives their number."""
     least, most = launch.worker_range
     needs, found = needs_of(launch, nodes), room(launch, nodes)
     if found < least:
         wanted = " and ".join(f"{need:g} {kind}" for kind, need in needs.items())
         have = ", ".join(f"{sum(node.get(kind, 0) for node in nodes):g} {kind}" for kind in needs)
         raise InputError(
-            f"--workers is {launch.workers}: {len(nodes)} node(s) with {have} can place {found} "
+            f"{option} is {launch.workers}: {len(nodes)} node(s) with {have} can place {found} "
             f"workers of {wanted}; give at most {found}, or change launch.cpus_per_worker, "
             "launch.gpus_per_worker, launch.placement"
         )
@@ -113,14 +116,30 @@ def needs_of(launch: Launch, nodes: list[dict[str, float]]) -> dict[str, float]:
 
 
 def room(launch: Launch, nodes: list[dict[str, float]]) -> int:
-    """How many workers the nodes can hold."""
-    needs = needs_of(launch, nodes).items()
-    each = [int(min(node.get(kind, 0) // need for kind, need in needs)) for node in nodes]
+    """How many workers of one run the nodes can hold."""
+    each = _each(launch, nodes)
     if launch.placement == "STRICT_SPREAD":
         return sum(min(count, 1) for count in each)
     if launch.placement == "STRICT_PACK":
         return max(each, default=0)
     return sum(each)
+
+
+def runs_at_once(launch: Launch, nodes: list[dict[str, float]]) -> int:
+    """How many runs of `launch.workers` the nodes can hold, of a range with the most; one fits."""
+    each, workers = _each(launch, nodes), launch.worker_range[1]
+    if launch.placement == "STRICT_PACK":
+        return sum(count // workers for count in each) or 1
+    if launch.placement == "STRICT_SPREAD":  # a node takes at most one worker of each run
+        fits = (n for n in range(1, sum(each) + 1) if sum(min(c, n) for c in each) >= n * workers)
+        return max(fits, default=1)
+    return sum(each) // workers or 1
+
+
+def _each(launch: Launch, nodes: list[dict[str, float]]) -> list[int]:
+    """How many workers each node can hold."""
+    needs = needs_of(launch, nodes).items()
+    return [int(min(node.get(kind, 0) // need for kind, need in needs)) for node in nodes]
 
 
 def reason_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dps_dist import recipes
-from dps_dist.errors import FailedError, InputError
+from dps_dist.errors import InputError, LostError
 from dps_dist.launch import tokens
 from dps_dist.recipes import files
 
@@ -22,6 +22,8 @@ EXCLUDED = (".git", ".venv", "*.beton", "runs", "sweeps", "mlruns", "wandb", "__
 STOPPED = 143  # as a process that was asked to end
 ANSWER_S = 10.0
 ASK_S = 0.5
+PATIENCE_S = 60.0  # with a connection that is lost
+UNANSWERED = (RuntimeError, requests.RequestException, ConnectionError, RayError)
 
 
 def entrypoint(
@@ -110,6 +112,8 @@ def follow(to: JobSubmissionClient, job: str, say: Callable[[str], None]) -> int
         with suppress(RuntimeError, aiohttp.ClientError):  # the connection is lost, not the job
             asyncio.run(read())
         time.sleep(ASK_S)
+    with suppress(*UNANSWERED):  # as where the job's node is gone, and its log with it
+        say(to.get_job_logs(job)[said:])  # what came while the connection was lost
     if info.status == JobStatus.SUCCEEDED:
         return 0
     if info.status == JobStatus.STOPPED:
@@ -118,10 +122,15 @@ def follow(to: JobSubmissionClient, job: str, say: Callable[[str], None]) -> int
 
 
 def _info(to: JobSubmissionClient, job: str) -> JobDetails:
-    try:
-        return to.get_job_info(job)
-    except (RuntimeError, requests.RequestException, ConnectionError, RayError) as error:
-        raise FailedError(
-            f"{to.get_address()} no longer answers ({type(error).__name__}): later "
-            f"`ray job status {job}` says how it ended"
-        ) from None
+    """Asked again while nobody answers: the job goes on without us."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return to.get_job_info(job)
+        except UNANSWERED as error:
+            if time.monotonic() > until:
+                raise LostError(
+                    f"{to.get_address()} no longer answers ({type(error).__name__}), while {job} "
+                    f"goes on: `ray job status --address {to.get_address()} {job}` says how it ends"
+                ) from None
+            time.sleep(ASK_S)

@@ -94,21 +94,22 @@ def train(run: Run, display: Display) -> dict[str, Any]:
             ray.shutdown()
 
 
-def check(config: Config) -> None:
-    """Refuse, before anything is started, what can be seen from here to be wrong."""
+def check(config: Config, option: str = "--workers") -> None:
+    """Refuse, before anything is started, what can be seen from here to be wrong.
+    option: what gives the number of workers."""
     least, most = config.launch.worker_range
     batch = config.data.batch_size
     if most > batch:
-        raise InputError(f"--workers is {config.launch.workers}: data.batch_size is only {batch}")
+        raise InputError(f"{option} is {config.launch.workers}: data.batch_size is only {batch}")
     if least == most and batch % most:
         fit = [n for n in range(1, min(batch, 4 * most) + 1) if batch % n == 0]
         raise InputError(
-            f"--workers is {most}: data.batch_size, {batch}, is not a multiple of it; "
+            f"{option} is {most}: data.batch_size, {batch}, is not a multiple of it; "
             f"give one of {', '.join(map(str, fit))}, or a range such as 1:{most}"
         )
     if config.data.shuffle == "shard" and least != most:
         raise InputError(
-            f"--workers is {config.launch.workers} and data.shuffle is shard, which ties samples "
+            f"{option} is {config.launch.workers} and data.shuffle is shard, which ties samples "
             "to workers: give one number of workers, or set data.shuffle=global"
         )
     check_method(config, methods.build(config.method))

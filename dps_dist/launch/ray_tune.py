@@ -27,15 +27,26 @@ from dps_dist.config import Launch
 from dps_dist.errors import InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch import space as spaces
-from dps_dist.launch.cluster import beside, connect, needs_of, nodes, placement, reason_of, room
+from dps_dist.launch.cluster import (
+    beside,
+    connect,
+    needs_of,
+    nodes,
+    placement,
+    reason_of,
+    runs_at_once,
+)
 from dps_dist.launch.ray_train import for_workers
 from dps_dist.launch.runs import Run
 from dps_dist.launch.space import Point
 from dps_dist.launch.sweeps import BETTER, RUNS, Folder, Sweep, Trial, create
+from dps_dist.launch.trial import NOTES
 from dps_dist.launch.trial import trial as train_trial
 from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import CONFIG
+
+WORKERS = "--workers-per-trial"
 
 Changed = Callable[[Folder], None]
 
@@ -43,7 +54,7 @@ Changed = Callable[[Folder], None]
 def sweep(folder: Folder, concurrent: int | None, changed: Changed) -> None:
     """Run all trials that are not finished; `changed` is called whenever one's state does."""
     config = folder.sweep.config(spaces.ends(folder.sweep.space)[0])
-    ray_train.check(config)
+    ray_train.check(config, WORKERS)
     search = _searcher(folder)
     ours = connect()
     try:
@@ -58,8 +69,8 @@ def sweep(folder: Folder, concurrent: int | None, changed: Changed) -> None:
 
 def concurrency(launch: Launch, found: list[dict[str, float]], asked: int | None) -> int:
     """How many trials run at once: all that fit, or as many as are asked for."""
-    placement(launch, found)
-    most = room(launch, found) // launch.worker_range[1] or 1
+    placement(launch, found, WORKERS)
+    most = runs_at_once(launch, found)
     if asked is not None and not 1 <= asked <= most:
         raise InputError(
             f"--concurrent is {asked}: the cluster holds {most} trials of {launch.workers} "
@@ -122,11 +133,21 @@ def _to_run(folder: Folder) -> list[Point]:
     left = []
     for name, point in {spaces.name(point): point for point in folder.sweep.points()}.items():
         finished = folder.run(name).exists(SUMMARY)
-        if finished or folder.trials.get(name, Trial(point)).status != "stopped":
-            folder.trials[name] = Trial(point, "finished" if finished else "waiting")
+        if finished:
+            folder.trials[name] = _finished(folder, point)
+        elif folder.trials.get(name, Trial(point)).status != "stopped":
+            folder.trials[name] = Trial(point)
         if not finished or folder.sweep.scheduler != "none":
             left.append(point)
+    folder.keep()  # also where nothing is left, which nobody else would say
     return left
+
+
+def _finished(folder: Folder, point: Point) -> Trial:
+    """With what went wrong beside it, as with a logger."""
+    run = folder.run(spaces.name(point))
+    notes = run.read(NOTES).decode().splitlines() if run.exists(NOTES) else []
+    return Trial(point, "finished", "; ".join(dict.fromkeys(notes)))
 
 
 def _resources(launch: Launch, alone: bool) -> dict[str, float]:
@@ -150,14 +171,14 @@ def _searcher(folder: Folder) -> Any:
     if folder.sweep.search != "optuna":
         return None
     try:
-        import optuna  # noqa: F401
-        from ray.tune.search.optuna import OptunaSearch
+        from dps_dist.launch.distinct import DistinctOptuna
     except ImportError:
         raise InputError(
             "--search is optuna, which is not installed: pip install 'dps_dist[optuna]'"
         ) from None
     known = [trial.point for trial in folder.trials.values()]
-    return OptunaSearch(points_to_evaluate=known or None, seed=len(known))  # else it draws the same
+    drawn = spaces.draw(folder.sweep.space, folder.sweep.trials)
+    return DistinctOptuna(drawn, points_to_evaluate=known or None, seed=len(known))  # draws others
 
 
 def _domains(asked: Sweep) -> dict[str, Any]:
@@ -206,7 +227,7 @@ class _Listener(tune.Callback):
         if refused := (trial.last_result or {}).get("refused"):
             self._note(trial, Trial(point, "failed", refused))
         elif self._folder.run(spaces.name(point)).exists(SUMMARY):
-            self._note(trial, Trial(point, "finished"))
+            self._note(trial, _finished(self._folder, point))
         else:
             self._note(trial, Trial(point, "stopped"))
 
@@ -219,21 +240,21 @@ class _Listener(tune.Callback):
 
     def _note(self, trial: TuneTrial, state: Trial) -> None:
         name = spaces.name(state.point)
-        self._free(name)
+        self._free(trial.trial_id)
         before = self._folder.trials.get(name)
         if before is not None and before.status in ("finished", "stopped"):
             state = replace(before)  # only told again
         self._folder.note(name, state)
         self._changed(self._folder)
 
-    def _free(self, name: str) -> None:
+    def _free(self, trial_id: str) -> None:
         """Of a trial that ended or begins again: if Tune killed it, its workers are still there."""
         if self._placed is None:
             return
         with suppress(RayError):  # its node may be gone, and then so are theirs
             for of, event in self._placed.get_nowait_batch(self._placed.qsize()):
                 self._held.setdefault(of, []).append(event)
-        for event in self._held.pop(name, []):
+        for event in self._held.pop(trial_id, []):
             ray_train.free(event)
 
     @staticmethod

@@ -24,6 +24,7 @@ Point = dict[str, Any]  # field → value
 Space = dict[str, Any]  # field → list of values, or {kind: [low, high]}
 
 KINDS = ("uniform", "loguniform", "randint")
+TRIES = 100  # a point: so many that none is missed, also where all of a space are drawn
 EXAMPLE = "write a list of values or, to draw from, {uniform: [low, high]}, loguniform or randint"
 
 
@@ -75,9 +76,17 @@ def _hashable(value: Any) -> str:
 
 
 def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
-    """So many points at random, the same for the same seed."""
+    """So many points at random, no two of them one, the same for the same seed."""
     rng = np.random.default_rng(seed)
-    return [{field: _drawn(values, rng) for field, values in space.items()} for _ in range(count)]
+    found: dict[str, Point] = {}
+    for _ in range(TRIES * count):
+        point = {field: _drawn(values, rng) for field, values in space.items()}
+        found.setdefault(name(point), point)
+        if len(found) == count:
+            return list(found.values())
+    raise InputError(
+        f"--trials is {count}: the space has only {len(found)} point(s); give at most {len(found)}"
+    )
 
 
 def _drawn(values: Any, rng: np.random.Generator) -> Any:

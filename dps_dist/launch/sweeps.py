@@ -82,6 +82,8 @@ def checked(sweep: Sweep) -> Sweep:
         raise InputError(f"--metric is {sweep.metric}: give one of {', '.join(BETTER)}")
     if sweep.search != "grid" and sweep.trials < 1:
         raise InputError(f"--trials is {sweep.trials}: --search {sweep.search} needs at least 1")
+    if sweep.search != "grid":
+        spaces.draw(sweep.space, sweep.trials)  # there must be so many
     if sweep.seeds < 1:
         raise InputError(f"--seeds is {sweep.seeds}: give at least 1")
     if SEED in sweep.space and sweep.seeds > 1:
@@ -120,6 +122,9 @@ class Folder:
     def note(self, name: str, trial: Trial) -> None:
         """Keep a trial's new state, at once."""
         self.trials[name] = trial
+        self.keep()
+
+    def keep(self) -> None:
         text = json.dumps({name: asdict(one) for name, one in self.trials.items()}, indent=1)
         self.storage.write(TRIALS, text.encode())
 

@@ -24,27 +24,27 @@ from dps_dist.launch.ray_train import ERRORS, is_hopeless
 from dps_dist.launch.runs import Run
 from dps_dist.launch.telemetry import RankTelemetry
 from dps_dist.train.loop import run as run_loop
-from dps_dist.train.state import read_metrics
+from dps_dist.train.state import SUMMARY, read_metrics
 from dps_dist.train.trained import CONFIG
 
 FIGURES = ("accuracy", "ece", "nll")  # that Tune is told of an epoch
+NOTES = "notes.log"
 LOCK_S = 60.0  # for a process that is killed to let go of its trial
 
 
 def trial(run: Run, stopped: set[str], placed: Queue | None) -> None:
     """Train, telling Tune of each epoch that was measured, and the driver of the workers."""
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = "60"  # a trial that is stopped may be saving
-    ended = run.storage.name in stopped or run.is_finished
-    for row in read_metrics(run.storage):
-        _tell({"kind": "epoch", **row}, run.config.train.epochs)
-    if ended:
-        return
     try:
         if run.is_new and not run.storage.exists(CONFIG):
             run.storage.remove("")  # of a process that was killed before it began
             run.create()
         with ExitStack() as stack:
             _lock(run, stack)
+            for row in read_metrics(run.storage):
+                _tell({"kind": "epoch", **row}, run.config.train.epochs)
+            if run.storage.name in stopped or run.storage.exists(SUMMARY):
+                return
             if placed is None:
                 _train(run, stack)
                 return
@@ -80,7 +80,7 @@ def _train(run: Run, stack: ExitStack) -> None:
     torch.set_num_threads(threads)
     telemetry = RankTelemetry(run.storage.name, rank=0)
     stack.callback(telemetry.close)
-    logged = stack.enter_context(Loggers(run, lambda text: None))
+    logged = stack.enter_context(Loggers(run, lambda text: _note(run, text)))
     backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -114,15 +114,24 @@ def _lock(run: Run, stack: ExitStack) -> None:
             time.sleep(1)
 
 
+def _note(run: Run, text: str) -> None:
+    """For who looks at the trial: no terminal shows it."""
+    before = run.storage.read(NOTES) if run.storage.exists(NOTES) else b""
+    run.storage.write(NOTES, before + f"{text}\n".encode())
+
+
 class _Teller:
-    """Stands where the terminal does: epochs go to Tune, places to the driver."""
+    """Stands where the terminal does: epochs go to Tune, places to the driver, notes to a file."""
 
     def __init__(self, run: Run, placed: Queue) -> None:
         self._run, self._placed = run, placed
+        self._id = tune.get_context().get_trial_id()
 
     def show(self, event: dict[str, Any]) -> None:
         if event["kind"] == "placed":
-            self._placed.put((self._run.storage.name, event))
+            self._placed.put((self._id, event))
+        if event["kind"] == "note":
+            _note(self._run, event["text"])
         _tell(event, self._run.config.train.epochs)
 
     def tick(self) -> None:

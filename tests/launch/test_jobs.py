@@ -6,13 +6,15 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import requests
 
-from dps_dist.errors import InputError
+from dps_dist.errors import InputError, LostError
 from dps_dist.launch import jobs
 from tests.launch.training import DPS, OWN_RAY, PATIENCE_S, Training, kill, processes_of, rows_of
 from tests.launch.training import short_home as make_home
@@ -79,6 +81,9 @@ class Cluster:
             timeout=PATIENCE_S,
         )
 
+    def status(self, job: str) -> str:
+        return self.run(RAY, "job", "status", "--address", self.address, job).stdout
+
     def close(self) -> None:
         for node in self.nodes:
             kill(processes_of(node.pid))
@@ -88,7 +93,9 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster():
     with make_home() as home:
-        (home / "work").mkdir()
+        (home / "work" / "runs").mkdir(parents=True)
+        (home / "work" / "runs" / "old").touch()
+        (home / "work" / "x.beton").touch()
         made = Cluster(home)
         try:
             yield made
@@ -147,6 +154,7 @@ def test_a_job_is_followed_stopped_and_resumed(cluster, train):
     stopped = cluster.run(RAY, "job", "stop", "--address", cluster.address, "first")
     assert stopped.returncode == 0, stopped.stderr
     following.communicate(timeout=PATIENCE_S)
+    assert "STOPPED" in cluster.status("first").upper()
     assert not (run / "summary.json").exists() and len(rows_of(run)) >= 3
 
     resumed = cluster.run(
@@ -157,22 +165,111 @@ def test_a_job_is_followed_stopped_and_resumed(cluster, train):
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "epoch 60/60" in resumed.stdout and "succeeded" in resumed.stdout
     assert "in epoch " in resumed.stdout  # it did not begin anew
+    assert "SUCCEEDED" in cluster.status(resumed.stdout.split(":")[0]).upper()
     assert [row["epoch"] for row in rows_of(run)] == list(range(1, 61))
     assert json.loads((run / "summary.json").read_text())["workers"] == 2
 
 
 @pytest.mark.timeout(600)
 def test_a_job_that_is_refused_or_stopped_ends_so(cluster, train):
-    given = [DPS, "submit", *train, "--address", cluster.address]
+    (cluster.home / "work" / "my.yaml").write_text("extends: digits\n")
+    given = [DPS, "submit", "my.yaml", *train[1:], "--address", cluster.address]
     refused = cluster.run(*given, "--set", "data.path=/nowhere", "--name", "b")
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert "dps: /nowhere" in refused.stdout and "failed" in refused.stdout
+    waiting = subprocess.Popen(
+        [str(word) for word in (*given, "--set", "train.epochs=1000", "--name", "d")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=cluster.env,
+        cwd=cluster.home / "work",
+    )
+    ours = waiting.stdout.readline().split(":")[0]
     handed_in = cluster.run(*given, "--set", "train.epochs=1000", "--name", "c", "--no-wait")
     assert handed_in.returncode == 0
     client = jobs.client(cluster.address, cluster.token.read_text())
     job = handed_in.stdout.split(":")[0]
     client.stop_job(job)
     assert jobs.follow(client, job, lambda text: None) == jobs.STOPPED
+    fails = jobs.submit(client, "exit 1", cluster.home / "work", [])
+    assert jobs.follow(client, fails, lambda text: None) == 1
+    client.stop_job(ours)
+    said, _ = waiting.communicate(timeout=PATIENCE_S)
+    assert waiting.returncode == 143 and f"{ours} was stopped" in said, said
+
+
+class Proxy:
+    """Between a client and the dashboard: a connection that can be lost, and found again."""
+
+    def __init__(self, port: int) -> None:
+        self._to, self._open = port, list[socket.socket]()
+        self.port = free_ports(1)[0]
+        self.mend()
+
+    def mend(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, args=(self._server,), daemon=True).start()
+
+    def cut(self) -> None:
+        for one in (self._server, *self._open):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._open.clear()
+
+    def _accept(self, server: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, far = server.accept()[0], socket.create_connection(("127.0.0.1", self._to))
+                self._open += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _copy(one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.timeout(600)
+def test_a_lost_connection_is_not_a_failed_job(cluster, monkeypatch):
+    (cluster.home / "work" / "my.yaml").touch()
+    proxy = Proxy(int(cluster.address.rpartition(":")[2]))
+    client = jobs.client(f"http://127.0.0.1:{proxy.port}", cluster.token.read_text())
+    go_on = cluster.home / "go_on"
+    command = f"ls -R; echo first; until [ -e {go_on} ]; do sleep .1; done; echo last"
+    job = jobs.submit(client, command, cluster.home / "work", [])
+    heard = []
+
+    def hear(text: str) -> None:
+        heard.append(text)
+        if "first" in text:
+            proxy.cut()
+
+    monkeypatch.setattr(jobs, "PATIENCE_S", 2.0)
+    with pytest.raises(LostError, match=f"no longer answers .* while {job} goes on: `ray job st"):
+        jobs.follow(client, job, hear)
+    assert LostError.code == 75
+
+    # Found again in time, when the job has ended: what was missed is said
+    monkeypatch.setattr(jobs, "PATIENCE_S", PATIENCE_S)
+    proxy.mend()
+    heard.clear()
+
+    def hear_again(text: str) -> None:
+        heard.append(text)
+        if "first" in text:
+            proxy.cut()
+            go_on.touch()
+            threading.Timer(4, proxy.mend).start()
+
+    assert jobs.follow(client, job, hear_again) == 0
+    proxy.cut()
+    said = "".join(heard)
+    assert said.count("first\n") == 1 and said.endswith("last\n")
+    assert "my.yaml" in said and "x.beton" not in said and "old" not in said
 
 
 @pytest.mark.parametrize(

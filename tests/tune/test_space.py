@@ -1,16 +1,24 @@
 """What a sweep tries: points, their names, and what is refused before anything starts."""
 
+import fcntl
+import json
 import math
+import threading
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dps_dist import recipes
 from dps_dist.config import Launch
 from dps_dist.errors import InputError
+from dps_dist.launch import ray_tune
 from dps_dist.launch import space as spaces
-from dps_dist.launch.runs import NAME
-from dps_dist.launch.sweeps import SEED, Sweep, checked, create, open_folder
+from dps_dist.launch.runs import NAME, Run
+from dps_dist.launch.sweeps import SEED, Sweep, Trial, checked, create, open_folder
+from dps_dist.launch.trial import trial
+from dps_dist.train.state import SUMMARY
+from dps_dist.train.storage import Storage
 
 values = st.one_of(
     st.integers(-(10**6), 10**6),
@@ -73,6 +81,36 @@ def test_what_is_drawn_lies_in_its_range(seed, low, high):
         assert point["a.r"] in range(-2, 4) and point["a.c"] in ("x", "y")
 
 
+@given(st.integers(0, 2**31), st.integers(1, 30))
+def test_no_point_is_drawn_twice(seed, count):
+    space = {"a.b": ["x", "y", "x"], "c.d": {"randint": [0, 2]}}
+    if count <= 6:
+        assert len({spaces.name(point) for point in spaces.draw(space, count, seed)}) == count
+        return
+    sentence = f"--trials is {count}: the space has only 6 point.s.; give at most 6"
+    with pytest.raises(InputError, match=sentence):
+        spaces.draw(space, count, seed)
+
+
+def test_optuna_chooses_no_point_twice():
+    from dps_dist.launch.distinct import DistinctOptuna
+
+    asked = Sweep("digits", {"a.b": [1, 2, 3, 4], "c.d": ["x", "y", "z"]}, (), trials=12)
+    known = [{"a.b": 3, "c.d": "y"}, {"a.b": 1, "c.d": "z"}]
+    search = DistinctOptuna(
+        spaces.draw(asked.space, asked.trials), points_to_evaluate=known, seed=2
+    )
+    search.set_search_properties("accuracy", "max", ray_tune._domains(asked))
+    found = []
+    for k in range(asked.trials):
+        found.append(search.suggest(f"t{k}"))
+        if k % 3:  # others are still running
+            search.on_trial_result(f"t{k}", {"accuracy": found[-1]["a.b"], "training_iteration": 1})
+            search.on_trial_complete(f"t{k}", {"accuracy": found[-1]["a.b"]})
+    assert found[:2] == known
+    assert len({spaces.name(point) for point in found}) == 12
+
+
 def test_loguniform_is_even_over_the_logarithm():
     drawn = spaces.draw({"a.l": {"loguniform": [1e-4, 1.0]}}, 4000)
     logs = sorted(math.log10(point["a.l"]) for point in drawn)
@@ -115,6 +153,8 @@ def test_a_space_that_says_nothing_is_refused(tmp_path, text, sentence):
             "method.gamma is 1.5: should be",
         ),
         ({"search": "random"}, "--trials is 0: --search random needs at least 1"),
+        ({"search": "random", "trials": 2}, "--trials is 2: the space has only 1 point(s)"),
+        ({"search": "optuna", "trials": 2}, "--trials is 2: the space has only 1 point(s)"),
         ({"seeds": 0}, "--seeds is 0: give at least 1"),
         ({"seeds": 2, "space": {SEED: [0, 1]}}, "--seeds is 2 and train.seed is in the space"),
         ({"space": {"launch.workers": [1, 2]}}, "launch.workers is the same for all trials"),
@@ -154,12 +194,70 @@ def test_a_tenth_of_the_training_set_is_held_out(digits):
 
 @pytest.mark.parametrize("asked", [0, -1, 3])
 def test_more_or_fewer_trials_at_once_than_can_be_are_refused(asked):
-    from dps_dist.launch.ray_tune import concurrency
-
     nodes = [{"CPU": 2.0}, {"CPU": 3.0}]
-    assert concurrency(Launch(workers=2), nodes, None) == 2
+    assert ray_tune.concurrency(Launch(workers=2), nodes, None) == 2
     with pytest.raises(InputError, match=f"--concurrent is {asked}: .* give 1 to 2"):
-        concurrency(Launch(workers=2), nodes, asked)
+        ray_tune.concurrency(Launch(workers=2), nodes, asked)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "workers", "placement", "most"),
+    [
+        ((2, 3), 2, "PACK", 2),
+        ((3, 3), 2, "SPREAD", 3),  # one has a worker on each
+        ((3, 3), 2, "STRICT_PACK", 2),
+        ((3, 5), 2, "STRICT_PACK", 3),
+        ((4, 4), 2, "STRICT_SPREAD", 4),
+        ((8, 1), 2, "STRICT_SPREAD", 1),
+        ((3, 2, 1), 2, "STRICT_SPREAD", 3),
+        ((1, 1), "1:9", "STRICT_SPREAD", 1),
+        ((1, 1), "1:9", "STRICT_PACK", 1),
+    ],
+)
+def test_as_many_trials_run_at_once_as_their_placement_allows(cpus, workers, placement, most):
+    nodes = [{"CPU": float(count)} for count in cpus]
+    launch = Launch(workers=workers, placement=placement)
+    assert ray_tune.concurrency(launch, nodes, None) == most
+
+
+def test_more_workers_than_a_trial_can_have_are_refused_by_the_options_name(digits, tmp_path):
+    with pytest.raises(InputError, match=r"--workers-per-trial is 3: .* can place 2 workers"):
+        ray_tune.concurrency(Launch(workers=3), [{"CPU": 2.0}], None)
+    for workers, sentence in (("3", "is not a multiple"), ("65:70", "data.batch_size is only 64")):
+        asked = Sweep("digits", {"method.c": [9]}, (f"data.path={digits}",), workers=workers)
+        folder = open_folder(checked(asked), str(tmp_path), "one", resume=False)
+        with pytest.raises(InputError, match=f"^--workers-per-trial is {workers}: .*{sentence}"):
+            ray_tune.sweep(folder, None, lambda folder: None)
+        assert not (tmp_path / "one").exists()
+
+
+def test_what_finished_unnoticed_is_noted_though_nothing_is_left_to_run(digits, tmp_path):
+    """The driver died between a trial's summary and its own note."""
+    asked = checked(Sweep("digits", {"method.c": [9]}, (f"data.path={digits}",)))
+    folder = open_folder(asked, str(tmp_path), "one", resume=False)
+    create(folder)
+    (point,) = asked.points()
+    folder.note(spaces.name(point), Trial(point, "running"))
+    folder.run(spaces.name(point)).write(SUMMARY, b"{}")
+    again = open_folder(asked, str(tmp_path), "one", resume=True)
+    assert ray_tune._to_run(again) == []
+    kept = json.loads((tmp_path / "one" / "trials.json").read_text())
+    assert [trial["status"] for trial in kept.values()] == ["finished"]
+
+
+def test_a_trial_that_another_process_has_finished_meanwhile_is_not_trained(digits, tmp_path):
+    run = Run(recipes.load("digits", [f"data.path={digits}"]), Storage(tmp_path / "run"), True)
+    run.create()
+    with (tmp_path / "run" / "config.yaml").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        thread = threading.Thread(target=trial, args=(run, set(), None))
+        thread.start()
+        thread.join(1.5)
+        assert thread.is_alive()  # it waits for the other
+        run.storage.write(SUMMARY, b"{}")
+    thread.join(30)
+    assert not thread.is_alive()
+    assert sorted(run.storage.names()) == ["config.yaml", SUMMARY]
 
 
 def test_a_sweep_whose_recipe_has_changed_is_another(digits, tmp_path):
