@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from tests.launch.training import DPS, OWN_RAY, PATIENCE_S, Training, kill, proc
 from tests.launch.training import short_home as make_home
 
 RAY = Path(sys.executable).parent / "ray"
+LOOKED_S = 5.0  # Prometheus comes every 10 s, and finds a gauge for about 15 s after its process
 
 
 def free_ports(count: int) -> list[int]:
@@ -40,6 +42,9 @@ class Cluster:
         self.env = self.stranger | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
+            "RAY_JOB_STOP_WAIT_TIME_S": str(
+                PATIENCE_S
+            ),  # killed after 3 s it would have no last word
         }
         gcs, dashboard, *agents = free_ports(4)
         self.gcs, self.address = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
@@ -78,6 +83,18 @@ class Cluster:
             cwd=self.home / "work",
             timeout=PATIENCE_S,
         )
+
+    def ended(self, run: str, how: str) -> None:
+        """What Prometheus would see, though Ray reports every 10 s and the driver is gone."""
+        found = self.home / "ray" / "prom_metrics_service_discovery.json"
+        nodes = [one for group in json.loads(found.read_text()) for one in group["targets"]]
+        deadline = time.monotonic() + LOOKED_S
+        while time.monotonic() < deadline:
+            seen = "".join(requests.get(f"http://{one}/metrics", timeout=10).text for one in nodes)
+            if re.search(rf'^ray_dps_ended{{(?=.*run="{run}").*how="{how}"', seen, re.MULTILINE):
+                return
+            time.sleep(0.5)
+        raise AssertionError(seen)
 
     def close(self) -> None:
         for node in self.nodes:
@@ -147,6 +164,7 @@ def test_a_job_is_followed_stopped_and_resumed(cluster, train):
     stopped = cluster.run(RAY, "job", "stop", "--address", cluster.address, "first")
     assert stopped.returncode == 0, stopped.stderr
     following.communicate(timeout=PATIENCE_S)
+    cluster.ended("a", "SystemExit")
     assert not (run / "summary.json").exists() and len(rows_of(run)) >= 3
 
     resumed = cluster.run(
@@ -157,6 +175,7 @@ def test_a_job_is_followed_stopped_and_resumed(cluster, train):
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "epoch 60/60" in resumed.stdout and "succeeded" in resumed.stdout
     assert "in epoch " in resumed.stdout  # it did not begin anew
+    cluster.ended("a", "finished")
     assert [row["epoch"] for row in rows_of(run)] == list(range(1, 61))
     assert json.loads((run / "summary.json").read_text())["workers"] == 2
 
