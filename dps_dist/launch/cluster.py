@@ -33,8 +33,7 @@ def connect() -> bool:
                 "there no room in /tmp? `dps doctor` looks"
             ) from None
         return True
-    if not os.environ.get("RAY_USE_TLS"):
-        tokens.check(at.removeprefix("ray://"))
+    tokens.check(at.removeprefix("ray://"))
     try:
         ray.init(address=at, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:

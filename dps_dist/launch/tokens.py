@@ -9,6 +9,7 @@ from dps_dist.errors import InputError
 
 REMEDY = "give the cluster's in RAY_AUTH_TOKEN, or the path of its file in RAY_AUTH_TOKEN_PATH"
 ANY_CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+TLS_FILES = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT")
 ANSWER_S = 5.0
 
 
@@ -28,10 +29,28 @@ def check(address: str) -> None:
     """Refuse a wrong token, or none, where one is wanted: Ray itself tries for half a minute."""
     token = find()
     sent = (("authorization", f"Bearer {token}"),) if token else ()
-    with grpc.insecure_channel(address) as channel:
+    with _channel(address) as channel:
         try:
             channel.unary_unary(ANY_CALL)(b"", timeout=ANSWER_S, metadata=sent)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 why = "the token is wrong" if token else "it wants a token"
                 raise InputError(f"the Ray cluster at {address} refuses, {why}: {REMEDY}") from None
+
+
+def _channel(address: str) -> grpc.Channel:
+    """As Ray opens it: encrypted, with a certificate of our own, where the environment says so."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return grpc.insecure_channel(address)
+    authority, key, certificate = (_tls_file(name) for name in TLS_FILES)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate))
+
+
+def _tls_file(name: str) -> bytes:
+    path = os.environ.get(name, "")
+    if not Path(path).is_file():
+        raise InputError(
+            f"{name} is {path or 'not set'}: there is no such file; with RAY_USE_TLS give those "
+            "that deploy/ray/certificate.sh makes"
+        )
+    return Path(path).read_bytes()

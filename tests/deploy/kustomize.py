@@ -38,6 +38,10 @@ def build(folder: Path) -> list[Doc]:
             continue
         for change in changes:
             _apply(found[0], **change)
+    if "namespace" in settings:
+        for doc in docs:
+            own = doc["kind"] == "Namespace"
+            doc["metadata"]["name" if own else "namespace"] = settings["namespace"]
     return docs
 
 

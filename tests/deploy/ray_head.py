@@ -24,21 +24,23 @@ PORTS = ("port", "dashboard-port", "ray-client-server-port", "dashboard-agent-li
 class Head:
     """env: what a command needs to be let in."""
 
-    address: str
+    address: str  # of the job API
+    gcs: str
     env: Mapping[str, str]
 
 
 @contextmanager
-def head(home: Path, path: str) -> Iterator[Head]:
-    """home: a short path. path: the PATH of its jobs."""
+def head(home: Path, path: str, tls: Mapping[str, str]) -> Iterator[Head]:
+    """home: a short path. path: the PATH of its jobs. tls: what tells Ray of certificates."""
     token = home / "token"
     token.write_text(secrets.token_hex(32))
     kept = {key: value for key, value in os.environ.items() if not ELSEWHERE.fullmatch(key)}
     auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    env = {**kept, **OWN_RAY, **auth, "PATH": path}
+    env = {**kept, **OWN_RAY, **auth, **tls, "PATH": path}
     ports = free_ports()
     options = [f"--{name}={port}" for name, port in ports.items()]
-    options += [f"--temp-dir={home / 'ray'}", "--num-cpus=1", "--object-store-memory=100000000"]
+    options += [f"--temp-dir={home / 'ray'}"]
+    options += ["--num-cpus=1", "--object-store-memory=100000000"]
     with (home / "head.log").open("wb") as log:
         process = subprocess.Popen(
             [RAY, "start", "--head", "--block", "--disable-usage-stats", *options],
@@ -50,7 +52,7 @@ def head(home: Path, path: str) -> Iterator[Head]:
         try:
             address = f"http://127.0.0.1:{ports['dashboard-port']}"
             _wait_for(address, process, home / "head.log")
-            yield Head(address, env)
+            yield Head(address, f"127.0.0.1:{ports['port']}", env)
         finally:
             process.terminate()  # with --block it ends all that it started
             try:

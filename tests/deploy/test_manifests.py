@@ -2,10 +2,12 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from tests.deploy import kustomize
 from tests.deploy.commands import DEPLOY, ROOT, config_of, parsed, words_of
@@ -13,6 +15,7 @@ from tests.deploy.commands import DEPLOY, ROOT, config_of, parsed, words_of
 KUBERAY = DEPLOY / "kuberay"
 BUILT = ["base", "prepare", "job", "cluster", "overlays/cpu-smoke", "overlays/imagenet-8x8"]
 JOBS = ["job", "overlays/cpu-smoke", "overlays/imagenet-8x8"]
+CHECK = ROOT.parent / "shared" / "check-manifests"  # KubeRay's schemas; needs nothing of ours
 OURS = ("ray.io/v1", "kustomize.config.k8s.io/v1beta1")
 
 
@@ -64,7 +67,34 @@ def test_kustomize_builds_the_same(folder):
 
     built = by_name(kustomize.build_with_binary(KUBERAY / folder))
     assert built == by_name(kustomize.build(KUBERAY / folder))
-    assert {doc["metadata"].get("namespace", "dps") for doc in built.values()} == {"dps"}
+
+
+@pytest.mark.parametrize("folder", BUILT)
+def test_the_smoke_test_shares_nothing_with_the_runs(folder):
+    """Whoever deletes it deletes its namespace, and the volumes there."""
+    own = "dps-smoke" if folder == "overlays/cpu-smoke" else "dps"
+    built = kustomize.build(KUBERAY / folder)
+    one(built, "Namespace", own)
+    assert {d["metadata"]["namespace"] for d in built if d["kind"] != "Namespace"} == {own}
+
+
+def test_the_pages_delete_no_runs():
+    pages = [*sorted(DEPLOY.rglob("README.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    deleted = [
+        word
+        for page in pages
+        for word in re.findall(r"kubectl delete -k ([\w./-]+)", page.read_text())
+    ]
+    assert deleted
+    assert all(word.endswith("overlays/cpu-smoke") for word in deleted)
+
+
+@pytest.mark.skipif(not CHECK.exists(), reason="check-manifests is not beside the repository")
+@pytest.mark.parametrize("folder", ["cluster", *JOBS])
+def test_kuberay_takes_its_documents(folder, tmp_path):
+    (tmp_path / "built.yaml").write_text(yaml.safe_dump_all(kustomize.build(KUBERAY / folder)))
+    done = subprocess.run([sys.executable, CHECK, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0 and "1 documents, 0 faults" in done.stdout, done.stdout
 
 
 def test_kubernetes_takes_the_documents_and_the_pods_in_them(docs):
@@ -131,6 +161,30 @@ def test_only_the_cluster_is_reached(docs):
 
 
 @pytest.mark.parametrize("folder", ["cluster", *JOBS])
+def test_prometheus_finds_the_pods_and_is_let_in(folder):
+    docs = kustomize.build(KUBERAY / folder)
+    (settings,) = kustomize.read(DEPLOY / "prometheus" / "kubernetes.yml")
+    (scrape,) = settings["scrape_configs"]
+    (found,) = scrape["kubernetes_sd_configs"]
+    (selector,) = found["selectors"]
+    name, value = selector["label"].split("=")
+    policy = one(docs, "NetworkPolicy", "dps")
+    assert policy["metadata"]["namespace"] in found["namespaces"]["names"]
+    kept = scrape["relabel_configs"][0]
+    assert kept["source_labels"] == ["__meta_kubernetes_pod_container_port_number"]
+    (port,) = [
+        rule["ports"][0]["port"]
+        for rule in policy["spec"]["ingress"]
+        if "monitoring" in str(rule["from"])
+    ]
+    assert kept["regex"] == str(port)
+    for _, template in pods_of(docs):
+        assert template["metadata"]["labels"][name] == value
+        ports = template["spec"]["containers"][0]["ports"]
+        assert {"name": "metrics", "containerPort": port} in ports
+
+
+@pytest.mark.parametrize("folder", ["cluster", *JOBS])
 def test_ray_asks_for_a_token_and_has_our_versions(folder):
     docs = kustomize.build(KUBERAY / folder)
     ray = ray_of(docs)
@@ -186,6 +240,16 @@ def test_the_numbers_fit(folder):
     shm = {volume["name"]: volume for volume in spec["volumes"]}["shm"]["emptyDir"]["sizeLimit"]
     store = int(group["rayStartParams"]["object-store-memory"])
     assert store < parse_gi(shm) < memory
+
+
+def test_a_node_has_room_for_the_copy():
+    (group,) = ray_of(kustomize.build(KUBERAY / "overlays/imagenet-8x8"))["workerGroupSpecs"]
+    spec = group["template"]["spec"]
+    on_disk = [volume.get("emptyDir", {"medium": "Memory"}) for volume in spec["volumes"]]
+    sizes = [parse_gi(one["sizeLimit"]) for one in on_disk if one.get("medium") != "Memory"]
+    assert len(sizes) == 2  # data and /tmp
+    requests = spec["containers"][0]["resources"]["requests"]
+    assert parse_gi(requests["ephemeral-storage"]) > sum(sizes)
 
 
 def parse_gi(text):

@@ -54,6 +54,17 @@ def test_its_nodes_start_with_a_token_and_fixed_ports(cluster, start):
         assert options["dashboard_host"] in ("127.0.0.1", "localhost")
 
 
+def test_its_jobs_find_dps(cluster):
+    for kind in ("head", "worker"):
+        line = cluster[f"{kind}_start_ray_commands"][1]
+        asked = line.replace("/opt/dps/bin/ray start", "sh -c 'echo $PATH' --")
+        said = subprocess.run(["sh", "-c", asked], capture_output=True, text=True).stdout
+        assert said.startswith("/opt/dps/bin:") and len(said) > len("/opt/dps/bin:\n")
+    page = (RAY / "README.md").read_text()
+    (block,) = [text for text in re.findall(r"```bash\n(.*?)```", page, re.S) if "--head" in text]
+    assert block.index("export PATH=/opt/dps/bin:$PATH\n") < block.index("ray start")
+
+
 def test_the_page_starts_the_same_nodes(cluster, start):
     page = (RAY / "README.md").read_text()
     head, worker = ray_starts(page)

@@ -3,17 +3,20 @@
 import json
 import os
 import shlex
+import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ray.util import get_node_ip_address
 
 from dps_dist.recipes import paper
 from tests.conftest import write_photos
 from tests.deploy.commands import DEPLOY, ROOT, config_of, parsed
-from tests.deploy.ray_head import RAY, head
-from tests.launch.training import ELSEWHERE, OWN_RAY, short_home
+from tests.deploy.ray_head import RAY, Head, head
+from tests.launch.training import DPS, ELSEWHERE, OWN_RAY, short_home
 
 SCRIPT = DEPLOY / "reproduce" / "imagenet.sh"
 SMALL = (
@@ -140,8 +143,8 @@ def test_again_it_does_what_is_missing(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_its_jobs_run_on_a_cluster_and_a_stopped_one_ends_it(tmp_path):
-    """On a real Ray, which asks for a token; only `dps` is a script that notes how it is called."""
+def test_its_jobs_run_on_a_cluster_and_a_stopped_one_ends_it(tmp_path, digits):
+    """On a real Ray with token and TLS; only `dps` is a script that notes how it is called."""
     calls, dps = tmp_path / "calls", tmp_path / "dps"
     dps.write_text(
         f'#!/bin/sh\necho "$@" >> {calls}\ncase $1 in evaluate) exec sleep 300 ;; esac\n'
@@ -151,7 +154,7 @@ def test_its_jobs_run_on_a_cluster_and_a_stopped_one_ends_it(tmp_path):
     path = f"{tmp_path}:{RAY.parent}:{os.environ['PATH']}"
     call = [SCRIPT, "--images", tmp_path / "images", "--models", "resnet152", "--rows", "kd"]
     call += ["--seeds", "4", "--gpus", "0", "--set", "method={T: 2, lam: 0.5}"]
-    with short_home() as home, head(home, path) as ray:
+    with short_home() as home, head(home, path, certificate(home)) as ray:
         started = subprocess.Popen(
             [*call, "--address", ray.address],
             stdout=subprocess.PIPE,
@@ -166,6 +169,7 @@ def test_its_jobs_run_on_a_cluster_and_a_stopped_one_ends_it(tmp_path):
                 stop = [RAY, "job", "stop", "--address", ray.address, job]
                 subprocess.run(stop, env=ray.env, check=True, capture_output=True)
         _, errors = started.communicate(timeout=60)
+        who_trains_there_needs_token_and_certificate(ray, digits, tmp_path / "real")
     assert started.returncode == 1
     assert f"imagenet.sh: job {job} did not succeed" in errors
     prepare, train, evaluate = calls.read_text().splitlines()
@@ -174,6 +178,46 @@ def test_its_jobs_run_on_a_cluster_and_a_stopped_one_ends_it(tmp_path):
     assert "--set method={T: 2, lam: 0.5} " in train  # in one piece, through two shells
     teacher = f"{tmp_path}/runs/imagenet/imagenet-resnet152-baseline-4"
     assert train.endswith(f"--set train.seed=4 --set method.teachers=[{teacher}]")
+
+
+def certificate(home: Path) -> dict[str, str]:
+    """Made as deploy/ray/README.md says, for this node's address, and given to Ray as there."""
+    node, folder = get_node_ip_address(), home / "certs"
+    make = [DEPLOY / "ray" / "certificate.sh", folder, node]
+    subprocess.run(make, check=True, capture_output=True)
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_CA_CERT": str(folder / "ca.crt"),
+        "RAY_TLS_SERVER_CERT": str(folder / node / "tls.crt"),
+        "RAY_TLS_SERVER_KEY": str(folder / node / "tls.key"),
+    }
+
+
+def who_trains_there_needs_token_and_certificate(ray: Head, digits: Path, out: Path) -> None:
+    def train(**env: str) -> subprocess.CompletedProcess[str]:
+        command = [str(DPS), "train", "digits", "--workers", "1", "--name", "a", "--out", str(out)]
+        command += ["--set", f"data.path={digits}", "--set", "train.epochs=1"]
+        env = {**ray.env, "RAY_ADDRESS": ray.gcs, **env}
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    for env, why in (
+        ({"RAY_AUTH_TOKEN": "0" * 32}, "the token is wrong"),
+        ({"RAY_TLS_CA_CERT": "/no/ca.crt"}, "RAY_TLS_CA_CERT is /no/ca.crt"),
+    ):
+        refused = train(**env)
+        assert refused.returncode == 2 and not out.exists()
+        (line,) = refused.stderr.splitlines()
+        assert why in line
+    done = train()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (out / "a" / "summary.json").exists()
+    host, _, port = ray.gcs.rpartition(":")
+    authority = ssl.create_default_context(cafile=ray.env["RAY_TLS_CA_CERT"])
+    with (
+        socket.create_connection((host, int(port))) as plain,
+        authority.wrap_socket(plain, server_hostname=host) as encrypted,
+    ):
+        assert encrypted.version()
 
 
 @pytest.mark.parametrize("script", sorted(DEPLOY.rglob("*.sh")), ids=lambda path: path.name)

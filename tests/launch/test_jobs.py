@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from tests.launch.training import DPS, OWN_RAY, PATIENCE_S, Training, kill, proc
 from tests.launch.training import short_home as make_home
 
 RAY = Path(sys.executable).parent / "ray"
+LOOKED_S = 5.0  # Prometheus comes every 10 s, and finds a gauge for about 15 s after its process
 
 
 def free_ports(count: int) -> list[int]:
@@ -42,6 +44,9 @@ class Cluster:
         self.env = self.stranger | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
+            "RAY_JOB_STOP_WAIT_TIME_S": str(
+                PATIENCE_S
+            ),  # killed after 3 s it would have no last word
         }
         gcs, dashboard, *agents = free_ports(4)
         self.gcs, self.address = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
@@ -83,6 +88,18 @@ class Cluster:
 
     def status(self, job: str) -> str:
         return self.run(RAY, "job", "status", "--address", self.address, job).stdout
+
+    def ended(self, run: str, how: str) -> None:
+        """What Prometheus would see, though Ray reports every 10 s and the driver is gone."""
+        found = self.home / "ray" / "prom_metrics_service_discovery.json"
+        nodes = [one for group in json.loads(found.read_text()) for one in group["targets"]]
+        deadline = time.monotonic() + LOOKED_S
+        while time.monotonic() < deadline:
+            seen = "".join(requests.get(f"http://{one}/metrics", timeout=10).text for one in nodes)
+            if re.search(rf'^ray_dps_ended{{(?=.*run="{run}").*how="{how}"', seen, re.MULTILINE):
+                return
+            time.sleep(0.5)
+        raise AssertionError(seen)
 
     def close(self) -> None:
         for node in self.nodes:
@@ -155,6 +172,7 @@ def test_a_job_is_followed_stopped_and_resumed(cluster, train):
     assert stopped.returncode == 0, stopped.stderr
     following.communicate(timeout=PATIENCE_S)
     assert "STOPPED" in cluster.status("first").upper()
+    cluster.ended("a", "SystemExit")
     assert not (run / "summary.json").exists() and len(rows_of(run)) >= 3
 
     resumed = cluster.run(
@@ -166,6 +184,7 @@ def test_a_job_is_followed_stopped_and_resumed(cluster, train):
     assert "epoch 60/60" in resumed.stdout and "succeeded" in resumed.stdout
     assert "in epoch " in resumed.stdout  # it did not begin anew
     assert "SUCCEEDED" in cluster.status(resumed.stdout.split(":")[0]).upper()
+    cluster.ended("a", "finished")
     assert [row["epoch"] for row in rows_of(run)] == list(range(1, 61))
     assert json.loads((run / "summary.json").read_text())["workers"] == 2
 

@@ -99,6 +99,21 @@ def test_the_rules_are_right(promtool):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_settings_for_kubernetes_are_right(promtool, tmp_path):
+    """But for the discovery itself, which Debian's build leaves out; test_manifests reads that."""
+    settings = yaml.safe_load((PROMETHEUS / "kubernetes.yml").read_text())
+    (scrape,) = settings["scrape_configs"]
+    assert scrape.pop("kubernetes_sd_configs")
+    scrape["static_configs"] = [{"targets": ["192.0.2.1:8080"]}]
+    (tmp_path / "kubernetes.yml").write_text(yaml.safe_dump(settings))
+    shutil.copy(PROMETHEUS / "alerts.yml", tmp_path)
+    check = ["promtool", "check", "config", tmp_path / "kubernetes.yml"]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ours = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    assert settings["global"] == ours["global"]
+
+
 def test_each_panel_says_what_it_shows():
     for panel in panels():
         assert panel["title"] and panel["fieldConfig"]["defaults"]["unit"], panel

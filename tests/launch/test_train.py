@@ -1,12 +1,15 @@
 """`dps train` from the command line to the run's folder, and what it says when it must stop."""
 
 import json
+import re
 import subprocess
 
 import pytest
 import yaml
 
-from tests.launch.training import DPS, Training, rows_of, short_home, targets_of
+from dps_dist.errors import InputError
+from dps_dist.launch import tokens
+from tests.launch.training import DPS, Training, processes_of, rows_of, short_home, targets_of
 
 
 @pytest.fixture
@@ -16,9 +19,10 @@ def training(digits):
 
 
 @pytest.mark.timeout(600)
-def test_a_run_leaves_its_folder(training):
+def test_a_run_leaves_its_folder(training, monkeypatch):
     training.settings = (*training.settings, "data.noise={kind: symmetric, rate: .4}")
     training.start("--workers", "2")
+    strangers_are_refused(training.until("Ray is up", lambda: gcs_of(training)), monkeypatch)
     assert training.end() == 0, training.terminal()
     assert training.unexpected() == []
     folder = training.run
@@ -37,6 +41,22 @@ def test_a_run_leaves_its_folder(training):
     assert done.returncode == 0 and "is finished" in done.stdout
     done = subprocess.run([DPS, "report", folder], capture_output=True, text=True)
     assert done.returncode == 0 and (folder / "report" / "index.html").exists()
+
+
+def gcs_of(training):
+    """Where the Ray that `dps train` started by itself listens; none before its raylet runs."""
+    lines = [" ".join(process.cmdline()) for process in processes_of(training.process.pid)]
+    found = [re.search(r"--gcs-address=(\S+)", line) for line in lines if "raylet/raylet" in line]
+    return next((one[1] for one in found if one), None)
+
+
+def strangers_are_refused(address, monkeypatch):
+    """docs/security.md says so; Ray turns it on by itself."""
+    with monkeypatch.context() as changed:
+        changed.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+        changed.setenv("RAY_AUTH_TOKEN", "0" * 32)
+        with pytest.raises(InputError, match="the token is wrong"):
+            tokens.check(address)
 
 
 @pytest.mark.timeout(600)
