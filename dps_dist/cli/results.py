@@ -70,7 +70,9 @@ def evaluate(
             help="Tell images from those of a prepared folder with other classes (AUROC).",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the table there, as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write all of the table there, as JSON.")
+    ] = None,
 ) -> None:
     """Every figure of trained runs, into RUN/evaluation.json; of several also their ensemble's, and
     mean ± deviation if they differ only in seeds."""
