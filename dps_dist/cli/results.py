@@ -70,7 +70,9 @@ def evaluate(
             help="Tell images from those of a prepared folder with other classes (AUROC).",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the table there, as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write all of the table there, as JSON.")
+    ] = None,
 ) -> None:
     """Every figure of trained runs, into RUN/evaluation.json; of several also their ensemble's, and
     mean ± deviation if they differ only in seeds."""
@@ -95,14 +97,17 @@ def evaluate(
         one.write()
     together = evaluation.ensemble(found) if len(found) > 1 else None
     rows = {one.run.folder: one.report for one in found}
-    same = evaluation.repeats(found)
-    for table in terminal.tables(rows, together, repeats=same, width=console.width):
+    spread = evaluation.over_seeds(found)
+    for table in terminal.tables(rows, together, spread, width=console.width):
         console.print(table)
-    for line in terminal.elsewhere(rows):
+    for line in terminal.elsewhere(rows, spread):
         say(line)
     if out is not None:
-        both = finite({"runs": rows, **({"ensemble": together} if together else {})})
-        text = json.dumps(both, indent=1, allow_nan=False, ensure_ascii=False)
+        of_all = {"ensemble": together} if together else {}
+        of_all |= spread._asdict() if spread else {}
+        text = json.dumps(
+            finite({"runs": rows, **of_all}), indent=1, allow_nan=False, ensure_ascii=False
+        )
         write_whole(out, f"{text}\n".encode())
     say(f"written to {', '.join(f'{folder}/{evaluation.JSON}' for folder in rows)}")
 

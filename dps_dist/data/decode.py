@@ -110,6 +110,13 @@ def _resized_box(key: Any, height: int, width: int, scale: Any, ratio: Any) -> A
 
 
 @njit
+def _middle(height: int, width: int, keep: float) -> Any:
+    """The square of `keep` of the shorter side; → top, left, side."""
+    side = max(1, int(keep * min(height, width)))
+    return (height - side) // 2, (width - side) // 2, side
+
+
+@njit
 def _shifted(source: Any, down: int, right: int, out: Any) -> None:
     """out[y, x] = source[y + down, x + right], black outside."""
     height, width, channels = source.shape
@@ -150,8 +157,8 @@ def _cut(
         if kind == _RESIZED:
             top, left, h, w = _resized_box(key, height, width, scale, ratio)
         else:
-            h = w = max(1, int(keep * min(height, width)))
-            top, left = (height - h) // 2, (width - w) // 2
+            top, left, h = _middle(height, width, keep)
+            w = h
         ctypes_resize(
             *(0, image.ctypes.data, height, width, top, top + h, left, left + w),
             *(out.ctypes.data, out.shape[0], out.shape[1]),
@@ -249,6 +256,19 @@ class KeyedDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
 
     def _largest(self) -> int:
         return int(self.metadata["height"].max()) * int(self.metadata["width"].max()) * 3
+
+
+def centered(images: NDArray[np.uint8], keep: float, size: int) -> NDArray[np.uint8]:
+    """[N, H, W, 3] → [N, size, size, 3]: what a `center` crop makes of them, to the bit."""
+    images, (height, width) = np.ascontiguousarray(images), images.shape[1:3]
+    top, left, side = _middle(height, width, keep)
+    out = np.empty((len(images), size, size, 3), np.uint8)
+    for image, made in zip(images, out, strict=True):
+        ctypes_resize(
+            *(0, image.ctypes.data, height, width, top, top + side, left, left + side),
+            *(made.ctypes.data, size, size),
+        )
+    return out
 
 
 def decodes_jpeg() -> bool:

@@ -20,7 +20,7 @@ from dps_dist.config import Config, Data
 from dps_dist.data import noise
 from dps_dist.data.augment import Channels, normalized
 from dps_dist.data.decode import Crop, KeyedDecoder
-from dps_dist.data.ffcv import EpochIterator, OrderOption, ToDevice, ToTensor
+from dps_dist.data.ffcv import EpochIterator, OrderOption, Reader, ToDevice, ToTensor
 from dps_dist.data.manifest import Manifest
 from dps_dist.data.mapped import MappedLoader
 from dps_dist.data.order import PADDING, EpochOrder
@@ -227,7 +227,8 @@ def eval_loader(
 ) -> Loader:
     """A split for evaluation: clean labels, centre crop, no randomness."""
     data = config.data
-    as_stored = config.augment.crop == "pad" and data.eval_crop == 1
+    # Other data than the run's may have images of any size, and are cut to squares
+    as_stored = shows_whole(config) and len(_sides(Reader(str(manifest.beton)))) == 1
     return Loader(
         manifest.beton,
         manifest.clean_labels,
@@ -238,6 +239,11 @@ def eval_loader(
         threads=threads or loader_threads(data),
         device=device,
     )
+
+
+def shows_whole(config: Config) -> bool:
+    """Whether evaluation takes the images as they are stored, if these are squares of one size."""
+    return config.augment.crop == "pad" and config.data.eval_crop == 1
 
 
 def noisy_labels(data: Data, manifest: Manifest) -> NDArray[np.int64]:
@@ -270,10 +276,15 @@ def loader_threads(data: Data) -> int:
     return data.threads or len(os.sched_getaffinity(0))
 
 
+def _sides(reader: Any) -> NDArray[Any]:
+    """The heights and widths of the stored images, each once."""
+    table = reader.metadata[f"f{reader.field_names.index('image')}"]
+    return np.unique(np.stack([table["height"], table["width"]]))
+
+
 def _one_size(reader: Any, beton: Path) -> int:
     """The side of the stored images, which must be squares of one size."""
-    table = reader.metadata[f"f{reader.field_names.index('image')}"]
-    sides = np.unique(np.stack([table["height"], table["width"]]))
+    sides = _sides(reader)
     if len(sides) > 1:
         raise InputError(
             f"augment.crop is pad: the images of {beton} have sides of {sides[0]} to {sides[-1]} "

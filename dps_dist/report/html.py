@@ -20,7 +20,15 @@ from dps_dist.report.sections.elsewhere import elsewhere
 from dps_dist.report.sections.knowledge import dark_knowledge, penultimate
 from dps_dist.report.sections.paper import paper_says
 from dps_dist.report.sections.samples import most_changed
-from dps_dist.report.tables import Run, comparison, labels, progress, same_data
+from dps_dist.report.tables import (
+    ABOUT_MEANS,
+    Run,
+    comparison,
+    labels,
+    progress,
+    repeats,
+    same_data,
+)
 from dps_dist.report.values import ABSENT, Cell, number
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -113,6 +121,8 @@ def _results(runs: Sequence[Run]) -> str:
         )
     if len(runs) > 1:
         notes.append("Bold: the best of its column.")
+    if repeats(runs):
+        notes.append(f"{ABOUT_MEANS} Bold among these: the best mean.")
     shown = tiles(titles[1:], rows[0][1:]) if len(runs) == 1 else table(titles, rows, 2)
     return section("Results", shown, paragraph(" ".join(notes)), _not_evaluated(runs))
 

@@ -1,8 +1,9 @@
 """A run folder → Run; runs → the table that compares them, for the terminal and for the page."""
 
 import json
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,14 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from dps_dist.errors import InputError
+from dps_dist.evaluate import seeds
 from dps_dist.report import evaluation
 from dps_dist.report.evaluation import Evaluation
-from dps_dist.report.values import ABSENT, Cell, cells, finite, number, percent, plain
+from dps_dist.report.values import ABSENT, Cell, cells, finite, number, percent, plain, spreads
 
 Metrics = dict[str, Any]
+Better = Callable[[Iterable[float]], float]
+Column = tuple[str, list[float | None], Callable[[float], str], Better]
 HOLD_ANYTHING = ("imagefolder", "idx")  # sources of which each folder is another data set
 OF_THE_DATA = ("samples", "classes", "sum of class names")  # in the summary of a finished run
 NAME_WIDTH = 16  # of a run's name that is broken, where the terminal is narrow
+ABOUT_MEANS = "Mean ± std: of finished runs that differ in nothing but seeds; std divides by n − 1."
 LEAST_FIRST = ("images/s", "best accuracy", "method", "NLL")  # what is left out there
 
 
@@ -135,18 +140,39 @@ def progress(run: Run) -> str | None:
     return f"{done} of {epochs} epochs" if isinstance(epochs, int) else f"{done} epochs"
 
 
+def repeats(runs: Sequence[Run]) -> list[list[int]]:
+    """Which of the finished runs differ in nothing but seeds, in groups."""
+    done = [k for k, run in enumerate(runs) if run.summary is not None]
+    found = seeds.groups([runs[k].config for k in done])
+    return [[done[k] for k in group] for group in found]
+
+
+def name_of(group: Sequence[Run]) -> str:
+    """`dps-seed…, mean ± std of 3 seeds`, of dps-seed0, dps-seed1 and dps-seed2."""
+    names = [run.name for run in group]
+    common = os.path.commonprefix(names)  # noqa: RUF071  # they are no paths
+    common += "…" if set(names) != {common} else ""
+    return f"{common if common != '…' else ', '.join(names)}, mean ± std of {len(names)} seeds"
+
+
 def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
-    """Titles and a row a run; where there are several, the best of each column is marked."""
-    best = [run.best() for run in runs]
-    columns = [
-        ("accuracy", cells([run.last("accuracy") for run in runs], percent, max)),
-        ("best accuracy", cells([b and b[0] for b in best], percent, max)),
-        ("ECE", cells([run.last("ece") for run in runs], percent, min)),
-        ("NLL", cells([run.last("nll") for run in runs], plain, min)),
-        ("wrong labels righted", cells([run.last("recovered") for run in runs], percent, max)),
-        ("images/s", cells([run.last("images_per_s") for run in runs], "{:,.0f}".format, max)),
+    """Titles and a row a run, then one for each group that differs in nothing but seeds.
+
+    Where there are several, the best of each column is marked, of the runs and of the means.
+    """
+    best, groups = [run.best() for run in runs], repeats(runs)
+    columns: list[Column] = [
+        ("accuracy", [run.last("accuracy") for run in runs], percent, max),
+        ("best accuracy", [b and b[0] for b in best], percent, max),
+        ("ECE", [run.last("ece") for run in runs], percent, min),
+        ("NLL", [run.last("nll") for run in runs], plain, min),
+        ("wrong labels righted", [run.last("recovered") for run in runs], percent, max),
+        ("images/s", [run.last("images_per_s") for run in runs], "{:,.0f}".format, max),
     ]
-    shown = dict(columns)
+    shown = {title: cells(values, text, better) for title, values, text, better in columns}
+    means = {
+        title: spreads(values, groups, text, better) for title, values, text, better in columns
+    }
     if all(cell.text == ABSENT for cell in shown["wrong labels righted"]):
         del shown["wrong labels righted"]
     shown["best accuracy"] = [
@@ -157,9 +183,15 @@ def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
     for k, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
         under_way = progress(run)
         name = f"{label}, {under_way}" if under_way else label
-        method = str(run.field("method.name") or ABSENT)
-        rows.append([Cell(name), Cell(method), *(column[k] for column in shown.values())])
+        rows.append([Cell(name), _method(run), *(column[k] for column in shown.values())])
+    for k, group in enumerate(groups):
+        name = name_of([runs[member] for member in group])
+        rows.append([Cell(name), _method(runs[group[0]]), *(means[title][k] for title in shown)])
     return ["run", "method", *shown], rows
+
+
+def _method(run: Run) -> Cell:
+    return Cell(str(run.field("method.name") or ABSENT))
 
 
 def compare(runs: Sequence[Run], width: int = 80) -> Table:

@@ -1,11 +1,14 @@
 """What `dps evaluate` prints: tables of figures, and a line for each further data set."""
 
 from collections.abc import Iterator, Mapping
-from statistics import mean, stdev
+from math import isfinite
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
+
+from dps_dist.evaluate.seeds import Spread
+from dps_dist.report.values import ABSENT
 
 Report = Mapping[str, Any]
 
@@ -20,19 +23,20 @@ PERCENT = {
 }
 PLAIN = {"nll": "NLL", "brier": "Brier", "nll_ts": "NLL after TS"}
 NAME_WIDTH = 16  # at which the name of a run is broken
+OF_OTHER_DATA = {"accuracy": "accuracy", "mfp": "mFP", "auroc": "AUROC"}  # all in percent
 ORDER = ("accuracy", "top5", "nll", "brier", "ece", "ece_10", "sce", "ace", "nll_ts", "ece_ts")
 
 
 def tables(
     reports: Mapping[str, Report],
     ensemble: Mapping[str, float] | None = None,
+    spread: Spread | None = None,
     *,
-    repeats: bool = False,
     width: int = 80,
 ) -> Iterator[Table]:
     """A row a figure, a column a run and the ensemble; below each other what has no room beside.
 
-    repeats: the runs are the same but for their seeds, so that their mean ± deviation is shown.
+    spread: mean and deviation of runs that are the same but for their seeds.
     """
     figures = [report["figures"] for report in reports.values()]
     keys = [key for key in ORDER if any(key in own for own in figures)]
@@ -40,8 +44,8 @@ def tables(
     named = [(_name(run, reports), reports[run]["figures"]) for run in reports]
     named += [("ensemble", ensemble)] if ensemble is not None else []
     columns = [(name, [_number(key, own.get(key)) for key in keys]) for name, own in named]
-    if repeats:
-        means = "mean ± deviation", [_spread(key, figures) for key in keys]
+    if spread is not None:
+        means = "mean ± deviation", [_spread(key, spread) for key in keys]
         columns.insert(len(figures), means)
     while columns:
         made = Table("", box=None, header_style="bold", pad_edge=False)
@@ -65,16 +69,21 @@ def _name(run: str, reports: Mapping[str, Report]) -> str:
     return name if [report["run"] for report in reports.values()].count(name) == 1 else run
 
 
-def elsewhere(reports: Mapping[str, Report]) -> Iterator[str]:
-    """Figures on further data, a line for each run and name."""
+def elsewhere(reports: Mapping[str, Report], spread: Spread | None = None) -> Iterator[str]:
+    """Figures on further data, a line for each run and name; then their mean ± deviation."""
     for run, report in reports.items():
         for name, found in report.get("on", {}).items():
             yield f"{run} on {name}: {_said(found)}"
+    for name in dict.fromkeys(name for report in reports.values() for name in report.get("on", {})):
+        for key, title in OF_OTHER_DATA.items():
+            if spread is not None and (own := f"{key} on {name}") in spread.mean:
+                yield f"mean ± deviation on {name}: {title} {_spread(own, spread)}%"
 
 
 def _said(found: Mapping[str, Any]) -> str:
     if found["kind"] == "corruptions":
-        by_severity = ", ".join(f"{100 * ece:.1f}" for ece in found["ece_by_severity"])
+        ece = found["ece_by_severity"]
+        by_severity = ", ".join(f"{100 * e:.1f}" if isfinite(e) else ABSENT for e in ece)
         accuracy = f"{100 * found['accuracy']:.2f}%{_missing(found)}"
         return f"accuracy {accuracy}; ECE by severity {by_severity}%"
     if found["kind"] == "perturbations":
@@ -82,7 +91,7 @@ def _said(found: Mapping[str, Any]) -> str:
         each = ", ".join(f"{name} {100 * rate:.2f}" for name, rate in rates.items())
         return f"mFP {_number('mfp', found.get('mfp'))}%{_missing(found)} ({each})"
     if found["kind"] == "ood":
-        return f"AUROC {100 * found['auroc']:.2f}% against {found['samples']:,} images"
+        return f"AUROC {_number('auroc', found['auroc'])}% against {found['samples']:,} images"
     figures = found["figures"]
     shown = (f"{PERCENT.get(key) or PLAIN[key]} {_number(key, figures[key])}" for key in ORDER[:8])
     return ", ".join(shown)
@@ -96,13 +105,13 @@ def _missing(found: Mapping[str, Any]) -> str:
 
 
 def _number(key: str, value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value:.2f}" if key in PERCENT or key == "mfp" else f"{value:.3f}"
+    if value is None or not isfinite(value):
+        return ABSENT
+    return f"{100 * value:.2f}" if key in PERCENT or key in ("mfp", "auroc") else f"{value:.3f}"
 
 
-def _spread(key: str, rows: list[Mapping[str, float]]) -> str:
-    values = [figures[key] for figures in rows if key in figures]
-    if len(values) < 2:
-        return "–"
-    return f"{_number(key, mean(values))} ± {_number(key, stdev(values))}"
+def _spread(key: str, spread: Spread) -> str:
+    """`key` may be that on further data, such as `auroc on svhn`."""
+    plain = key.partition(" on ")[0]
+    found = [_number(plain, values.get(key)) for values in spread]
+    return ABSENT if ABSENT in found else " ± ".join(found)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dps_dist.evaluate.seeds import mean_std
+
 ABSENT = "–"
 Array = npt.NDArray[np.float64]
 
@@ -57,3 +59,18 @@ def cells(
     measured = [value for value in values if value is not None and math.isfinite(value)]
     best = text(better(measured)) if len(measured) > 1 else None
     return [Cell(text, text == best) for text in texts]
+
+
+def spreads(
+    values: Sequence[float | None],
+    groups: Sequence[Sequence[int]],
+    text: Callable[[float], str],
+    better: Callable[[Iterable[float]], float],
+) -> list[Cell]:
+    """Mean ± deviation of each group's values; of several groups, the best mean is marked."""
+    found = [mean_std([values[k] for k in group]) for group in groups]
+    means = cells([mean if finite(mean) else None for mean, _ in found], text, better)
+    return [
+        cell if cell.text == ABSENT else Cell(f"{cell.text} ± {text(std)}", cell.best)
+        for cell, (_, std) in zip(means, found, strict=True)
+    ]

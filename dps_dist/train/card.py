@@ -6,7 +6,9 @@ from typing import Any
 from dps_dist import models
 from dps_dist.config import Config
 from dps_dist.data import manifest as manifests
+from dps_dist.data.loader import shows_whole
 from dps_dist.errors import InputError
+from dps_dist.train.evaluation import every_figure, numbers
 from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, names_sum
@@ -35,6 +37,11 @@ def card(trained: Trained, storage: Storage) -> str:
             f"For calibrated probabilities divide the logits by the temperature {temperature:.4g}, "
             "which was fitted on samples that were held out of training."
         )
+    elif not data.hold_out:
+        parts.append(
+            "No temperature was fitted, as nothing was held out of training (data.hold_out is 0): "
+            "the probabilities are as calibrated as training left them."
+        )
     parts += ["## Loading", f"```python\n{loading(config, classes)}```", "## Classes"]
     parts.append(_classes(trained))
     return "\n\n".join(parts) + "\n"
@@ -48,13 +55,9 @@ def _figures(storage: Storage, trained: Trained) -> tuple[dict[str, float], str]
     facts, summary = (_json(storage, name) for name in ("evaluation.json", SUMMARY))
     own, split = (trained.moment.epoch, trained.moment.position), trained.config.evaluate.split
     if "figures" in facts and (facts.get("epoch"), facts.get("position")) == own:
-        found = _numbers(facts["figures"]) | _numbers({"temperature": facts.get("temperature")})
-        for name, held in facts.get("on", {}).items():
-            further = _numbers({**held, **held.get("figures", {}), "samples": None})
-            found |= {f"{key} on {name}": value for key, value in further.items()}
-        return found, str(facts.get("split", split))
+        return every_figure(facts), str(facts.get("split", split))
     at_end = (summary.get("epochs"), 0) == own
-    return _numbers({key: summary.get(key) for key in MEASURED}) if at_end else {}, split
+    return numbers({key: summary.get(key) for key in MEASURED}) if at_end else {}, split
 
 
 def _json(storage: Storage, name: str) -> dict[str, Any]:
@@ -64,14 +67,6 @@ def _json(storage: Storage, name: str) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _numbers(content: dict[str, Any]) -> dict[str, float]:
-    return {
-        key: value
-        for key, value in content.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
 
 
 def loading(config: Config, classes: int, file: str = "model.safetensors") -> str:
@@ -98,7 +93,6 @@ def loading(config: Config, classes: int, file: str = "model.safetensors") -> st
             f"model.{first} = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False)",
             f"model.{pool} = torch.nn.Identity()",
         ]
-    whole = config.augment.crop == "pad" and data.eval_crop == 1
     larger = f"v2.Resize({round(side / data.eval_crop)}), v2.CenterCrop({side})"
     lines = [
         f"import torch, {own}",
@@ -109,7 +103,7 @@ def loading(config: Config, classes: int, file: str = "model.safetensors") -> st
         *stem,
         f'model.load_state_dict(load_file("{file}"))',
         "model.eval()",
-        f"size = [{f'v2.Resize(({side}, {side}))' if whole else larger}]",
+        f"size = [{f'v2.Resize(({side}, {side}))' if shows_whole(config) else larger}]",
         "pixels = [v2.ToImage(), *size, v2.ToDtype(torch.float32, scale=True)]",
         f"prepare = v2.Compose([*pixels, v2.Normalize({list(data.mean)}, {list(data.std)})])",
         "# probabilities = model(prepare(image)[None]).softmax(-1), image an RGB PIL image",

@@ -1,6 +1,7 @@
 """Trained models on other data: corrupted or perturbed images, other test sets, foreign images."""
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def labelled(run: Trained, folder: str) -> dict[str, Any]:
 def foreign(run: Trained, folder: str, own: Predicted) -> dict[str, Any]:
     """How well confidence tells the run's own images from those of other classes."""
     others = on_split(run, _prepared(folder, "--ood"))
-    auroc = ood.auroc(own.logits, others.logits)
+    diverged = not all(of.logits.isfinite().all() for of in (own, others))
+    auroc = nan if diverged else ood.auroc(own.logits, others.logits)
     return {"kind": "ood", "samples": len(others.labels), "auroc": auroc}
 
 
@@ -74,9 +76,14 @@ def _perturbations(run: Trained, folder: Path) -> dict[str, Any]:
 def _released(folder: str) -> type[Cifar10C] | type[Cifar10P] | None:
     """The class of the official .npy files in the folder, if it holds them."""
     root = Path(folder)
-    for kind in (Cifar10C, Cifar10P):
-        if any((root / kind.FOLDER).glob("*.npy")):
-            return kind
+    below = [kind for kind in (Cifar10C, Cifar10P) if any((root / kind.FOLDER).glob("*.npy"))]
+    if len(below) > 1:
+        raise InputError(
+            f"--on is {folder}: it holds CIFAR-10-C and CIFAR-10-P; give each by itself, as "
+            f"--on c={root / Cifar10C.FOLDER} --on p={root / Cifar10P.FOLDER}"
+        )
+    if below:
+        return below[0]
     files = [file for file in sorted(root.glob("*.npy")) if file.stem != "labels"]
     if not files:
         return None

@@ -7,17 +7,15 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dps_dist.config.flat import flatten
 from dps_dist.data.hold_out import HOLD_OUT
 from dps_dist.errors import InputError
-from dps_dist.evaluate import dark_knowledge
+from dps_dist.evaluate import dark_knowledge, seeds
 from dps_dist.evaluate.calibration import fit_temperature
 from dps_dist.evaluate.metrics import all_figures, measured
 from dps_dist.train import elsewhere
@@ -80,7 +78,11 @@ def evaluate(
         _check_alike(runs[0], run, of_held_out=shown.only is not None)
         check_classes(run, shown.manifest)
     elsewhere.check(runs[0], shown, on or {}, ood or {})
-    return [_of_run(run, shown, split, on or {}, ood or {}, progress) for run in runs]
+    held_out = [split_of(run, HOLD_OUT) if run.config.data.hold_out else None for run in runs]
+    return [
+        _of_run(run, shown, split, kept, on or {}, ood or {}, progress)
+        for run, kept in zip(runs, held_out, strict=True)
+    ]
 
 
 def ensemble(evaluations: Sequence[Evaluation]) -> Figures:
@@ -90,25 +92,36 @@ def ensemble(evaluations: Sequence[Evaluation]) -> Figures:
     return all_figures(together.mean(0).log(), evaluations[0].predicted.labels)
 
 
-def repeats(evaluations: Sequence[Evaluation]) -> bool:
-    """Whether they are several runs of one thing with other seeds: their mean says something."""
-    configs = [
-        {key: value for key, value in flatten(one.run.config.model_dump()) if not _is_seed(key)}
-        for one in evaluations
-    ]
-    return len(configs) > 1 and all(config == configs[0] for config in configs)
+def over_seeds(evaluations: Sequence[Evaluation]) -> seeds.Spread | None:
+    """Mean ± deviation of all figures, if these are several runs of one thing with other seeds."""
+    groups = seeds.groups([one.run.config.model_dump() for one in evaluations])
+    if groups != [list(range(len(evaluations)))]:
+        return None
+    return seeds.spread([every_figure(one.report) for one in evaluations])
 
 
-def _is_seed(key: str) -> bool:
-    """Also what decides only where and how a run is computed."""
-    seeds = ("train.seed", "data.noise.seed", "data.hold_out_seed")
-    return key in (*seeds, "data.path") or key.startswith("launch.")
+def every_figure(report: Mapping[str, Any]) -> Figures:
+    """The figures of a report, and those on further data, such as `auroc on svhn`."""
+    found = numbers(report["figures"]) | numbers({"temperature": report.get("temperature")})
+    for name, held in report.get("on", {}).items():
+        further = numbers({**held, **held.get("figures", {}), "samples": None})
+        found |= {f"{key} on {name}": value for key, value in further.items()}
+    return found
+
+
+def numbers(content: Mapping[str, Any]) -> Figures:
+    return {
+        key: value
+        for key, value in content.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def _of_run(
     run: Trained,
     shown: Shown,
     split: str | None,
+    held_out: Shown | None,
     on: Mapping[str, str],
     ood: Mapping[str, str],
     progress: Progress,
@@ -125,8 +138,7 @@ def _of_run(
         "figures": counted.figures(),
         "reliability": counted.reliability(),
     }
-    if run.config.data.hold_out:
-        held_out = split_of(run, HOLD_OUT)
+    if held_out is not None:
         _with_temperature(report, predicted, on_split(run, held_out))
         report |= _ta_kl(run, predicted, held_out, shown, report["temperature"])
     arrays = _dark_knowledge(report, run, shown, predicted)
@@ -209,10 +221,11 @@ def _check_alike(first: Trained, other: Trained, of_held_out: bool) -> None:
 
 
 def _seen(run: Trained, of_held_out: bool) -> dict[str, Any]:
-    """What decides which images evaluation shows."""
+    """What decides which images evaluation shows; the same data may lie in several places."""
     data = run.config.data
     seen = {
-        "data.path": str(Path(data.path)),
+        "data.source": data.source,
+        "samples": run.data["samples"],
         "data.mean": data.mean,
         "data.std": data.std,
         "data.eval_crop": data.eval_crop,

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from dps_dist.data import manifest as manifests
 from dps_dist.data.augment import normalized
+from dps_dist.data.decode import centered
 from dps_dist.data.hold_out import HOLD_OUT, Samples, split
-from dps_dist.data.loader import Loader, eval_loader
+from dps_dist.data.loader import Loader, eval_loader, shows_whole
 from dps_dist.data.manifest import Manifest
 from dps_dist.data.order import EpochOrder
 from dps_dist.errors import InputError
@@ -89,13 +90,15 @@ def _loader(run: Trained, shown: Manifest) -> Loader:
 
 @torch.no_grad()
 def on_arrays(run: Trained, images: NDArray[np.uint8]) -> Tensor:
-    """The logits of images uint8 [N, H, W, 3], normalised and sized as the run's are."""
-    data = run.config.data
+    """The logits of images uint8 [N, H, W, 3], cut, sized and normalised as prepared ones are."""
+    data, whole = run.config.data, shows_whole(run.config)
     device = next(run.model.parameters()).device
     side = data.eval_resolution or data.resolution
     rows = []
     for start in range(0, len(images), BATCH):
-        pixels = torch.from_numpy(np.array(images[start : start + BATCH])).permute(0, 3, 1, 2)
+        part = np.array(images[start : start + BATCH])
+        shown = part if whole else centered(part, data.eval_crop, side)
+        pixels = torch.from_numpy(shown).permute(0, 3, 1, 2)
         batch = normalized(pixels.to(device), data.mean, data.std)
         if batch.shape[-1] != side:
             batch = F.interpolate(batch, side, mode="bilinear", antialias=True)

@@ -14,7 +14,7 @@ def rows(n, classes, seed=0, scale=3.0, dtype=torch.float32):
 
 
 # Few different values, so that most rows have ties
-tied_rows = st.integers(2, 9).flatmap(
+tied_rows = st.integers(1, 9).flatmap(
     lambda classes: st.lists(
         st.tuples(
             st.lists(

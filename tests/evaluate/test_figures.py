@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss
 from torchmetrics.classification import BinaryCalibrationError
 
-from dps_dist.evaluate import chunks
+from dps_dist.evaluate import chunks, dark_knowledge
+from dps_dist.evaluate.calibration import fit_temperature
 from dps_dist.evaluate.metrics import NAMES, Figures, all_figures, figures_of, measured
+from dps_dist.evaluate.ood import auroc
 from tests.evaluate.samples import rows, tensors, tied_rows
 
 
@@ -51,7 +53,7 @@ def of_parts(logits, labels, cuts, ranks):
     return total
 
 
-@pytest.mark.parametrize("classes", [2, 3, 10, 1000])
+@pytest.mark.parametrize("classes", [1, 2, 3, 10, 1000])
 def test_brier_and_sce_like_a_naive_loop(classes):
     logits, labels = rows(150, classes, seed=classes)
     figures = all_figures(logits, labels)
@@ -104,6 +106,20 @@ def test_certain_and_all_right_or_all_wrong(right, brier, gap, n):
     assert [figures[name] for name in ("ece", "ece_10", "ace")] == [gap] * 3
     # A wrong sample is 1 off in the first bin of its class and in the last of the other's
     assert figures["sce"] == 2 * gap / 4
+
+
+def test_of_one_class_all_is_certain_and_right():
+    """And δ, the temperature and TA-KL have a value."""
+    logits, labels = rows(40, 1)
+    figures = all_figures(logits, labels)
+    perfect = {"accuracy": 1.0, "top5": 1.0}
+    assert figures == {name: perfect.get(name, 0.0) for name in NAMES}
+    assert fit_temperature(logits, labels) == 1.0
+    p = logits.double().softmax(1)
+    mu = dark_knowledge.mean_predictions(p, labels)
+    assert mu.tolist() == [[1.0]] and dark_knowledge.deviations(p, labels, mu)["mean"] == 0
+    assert dark_knowledge.ta_kl(logits, 2 * logits, 1.0, 1.0) == 0
+    assert auroc(logits, logits) == 0.5
 
 
 def test_of_one_sample():

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 
 import pytest
 
@@ -155,8 +156,10 @@ def test_wandb(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = run_with(tmp_path, "wandb")
     (tmp_path / "run").mkdir()
-    told(run, START, *map(epoch, ROWS))
+    told(run, START, epoch(ROWS[0]))
+    time.sleep(1)  # its folders are named by the second
+    told(run, {**START, "step": 18}, epoch(ROWS[1]))  # resumed: the same run
     wandb.teardown()  # as at the end of the process: now its service has written everything
-    (kept,) = (tmp_path / "run/wandb").glob("offline-run-*/*.wandb")
-    assert kept.stem == f"run-{loggers.identity(run)}"
-    assert history(kept) == {row["step"]: numbers(row) for row in ROWS}
+    first, second = sorted((tmp_path / "run/wandb").glob("offline-run-*/*.wandb"))
+    assert {first.stem, second.stem} == {f"run-{loggers.identity(run)}"}
+    assert history(first) == {18: numbers(ROWS[0])} and history(second) == {36: numbers(ROWS[1])}

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from dps_dist.errors import InputError
-from dps_dist.launch import tokens
+from dps_dist.launch import loggers, tokens
+from tests.launch.test_loggers import scalars
 from tests.launch.training import DPS, Training, processes_of, rows_of, short_home, targets_of
 
 
@@ -30,6 +31,10 @@ def test_a_run_leaves_its_folder(training, monkeypatch):
         path.name for path in folder.iterdir()
     }
     assert [row["epoch"] for row in rows_of(folder)] == [1, 2]
+    logged = scalars(folder / "tensorboard")
+    assert set(logged) == {row["step"] for row in rows_of(folder)}
+    for row in rows_of(folder):
+        assert logged[row["step"]] == pytest.approx(dict(loggers.finite(row)), rel=1e-6)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["accuracy"] == rows_of(folder)[-1]["accuracy"] and summary["workers"] == 2
     targets = targets_of(folder / "targets")

@@ -22,8 +22,9 @@ from dps_dist.errors import InputError
 from dps_dist.evaluate import metrics
 from dps_dist.evaluate.calibration import fit_temperature
 from dps_dist.train.checkpoint import Moment, Writer, complete, open_checkpoint
-from dps_dist.train.evaluation import ensemble, evaluate
+from dps_dist.train.evaluation import ensemble, evaluate, over_seeds
 from dps_dist.train.manifest import FOLDER
+from dps_dist.train.predict import Shown, on_arrays, on_split
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load
 from tests.train.runs import trained, went_on
@@ -41,6 +42,15 @@ def made(ranks, folder, settings):
 def other(ranks, settings, tmp_path_factory):
     """Another run on the same data, with held-out samples and all of its checkpoints."""
     return made(ranks, tmp_path_factory.mktemp("other"), settings("train.seed=1", *KEPT))
+
+
+def changed(run, copy, *settings):
+    """A copy of a run with another configuration."""
+    shutil.copytree(run, copy)
+    fields = recipes.parse((run / "config.yaml").read_text(), "")
+    text = recipes.as_yaml(recipes.resolve(fields, settings, where=""))
+    (copy / "config.yaml").write_text(text)
+    return copy
 
 
 def logits_of(folder, only=None, part="val", checkpoint=None):
@@ -212,11 +222,23 @@ def test_an_ensemble_is_the_mean_of_softmaxes(teacher, other):
     assert figures["accuracy"] == pytest.approx((mean.argmax(1) == labels).mean())
 
 
-def test_runs_that_see_other_images_are_refused(teacher, other, tmp_path):
+def test_the_same_data_may_be_named_in_several_ways(teacher, digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(digits.parent)
+    relative = changed(teacher, tmp_path / "run", f"data.path={digits.name}", "train.seed=2")
+    found = evaluate([str(teacher), str(relative)])
+    assert over_seeds(found).mean["nll"] == pytest.approx(found[0].figures["nll"])
+
+
+def test_runs_that_see_other_images_are_refused(teacher, other, cifar, tmp_path):
     with pytest.raises(InputError, match=r"has data.hold_out 0 and .* 100"):
         evaluate([str(other), str(teacher)], split="hold_out")
     with pytest.raises(InputError, match=r"--split is hold_out: .* held nothing out; give val"):
         evaluate([str(teacher)], split="hold_out")
+    with pytest.raises(InputError, match=r"has samples 200 and .* 1200: evaluate runs on the same"):
+        evaluate([str(teacher), str(cifar)])
+    named = changed(cifar, tmp_path / "named", "data.source=cifar10")
+    with pytest.raises(InputError, match=r"named has data.source cifar10 and .* digits: evaluate"):
+        evaluate([str(cifar), str(named)])
     larger = tmp_path / "larger"
     shutil.copytree(teacher, larger)
     text = (larger / "config.yaml").read_text().replace("\n  resolution: 8", "\n  resolution: 12")
@@ -308,21 +330,66 @@ def test_further_data_and_foreign_images(cifar, teacher, digits):
     assert found["on"]["digits"]["samples"] == 597 and 0 <= found["on"]["digits"]["auroc"] <= 1
 
 
+class Varied(FakeCifar):
+    """The same, in photographs of several sizes: the middle is the image, the rest is white."""
+
+    def read(self, i):
+        large = self.images[i].repeat(2, 0).repeat(2, 1)
+        beside = 10 + i % 7
+        return np.pad(large, ((0, 0), (beside, beside), (0, 0)), constant_values=255)
+
+
+def test_images_of_any_size_are_cut_and_resized(cifar, tmp_path):
+    """Though the run's own are shown as they are stored."""
+    assert load(cifar).config.augment.crop == "pad"
+    raw = ImageOptions("raw")
+    write_split(Varied(50), tmp_path, "val", {"source": "photos"}, raw, workers=1)
+    found = only_one(cifar, on={"varied": str(tmp_path)}, ood={"foreign": str(tmp_path)}).report
+    assert found["on"]["varied"]["figures"] == pytest.approx(found["figures"], rel=1e-4)
+    assert found["on"]["foreign"]["auroc"] == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("data.eval_crop=.75",),
+        ("augment.crop=resized", "data.eval_resolution=24"),
+    ],
+)
+def test_arrays_are_shown_as_prepared_images_are(cifar, tmp_path, settings):
+    run = load(changed(cifar, tmp_path / "run", *settings))
+    images = np.random.default_rng(0).integers(0, 256, (50, 32, 32, 3)).astype(np.uint8)
+    fake = FakeCifar(50)
+    fake.images = images
+    write_split(fake, tmp_path, "val", {"source": "cifar10"}, ImageOptions("raw"), workers=1)
+    prepared = on_split(run, Shown(manifests.read(tmp_path, "val"), None)).logits
+    torch.testing.assert_close(on_arrays(run, images), prepared, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("option", "said"),
     [
         ({"on": {"d": "DIGITS"}}, r"--on d=.* has the classes 0, 1, 2, … \(10\) and .* airplane"),
         ({"on": {"c": "WRONG"}}, r"fog.npy is uint8 of shape \(10, 8, 8, 3\): expected uint8"),
         ({"on": {"c": "EMPTY"}}, r"--on c is .*: there is no .beton file; prepare it with"),
+        ({"on": {"p": "STILL"}}, r"tilt.npy has sequences of one frame: expected at least 2"),
+        ({"on": {"all": "BOTH"}}, r"it holds CIFAR-10-C and CIFAR-10-P; give each by itself, as "),
         ({"ood": {"o": "EMPTY"}}, r"--ood o is .*: there is no .beton file; prepare it with"),
     ],
 )
-def test_other_data_that_do_not_fit_are_refused(cifar, digits, tmp_path, option, said):
+def test_other_data_that_do_not_fit_are_refused(cifar, digits, tmp_path, option, said, monkeypatch):
     wrong = tmp_path / "wrong"
     wrong.mkdir()
     np.save(wrong / "fog.npy", np.zeros((10, 8, 8, 3), np.uint8))
-    (tmp_path / "empty").mkdir()
+    still, both = tmp_path / "still", tmp_path / "both"
+    for folder in (tmp_path / "empty", still, both / "CIFAR-10-C", both / "CIFAR-10-P"):
+        folder.mkdir(parents=True)
+    np.save(still / "tilt.npy", np.zeros((10, 1, 32, 32, 3), np.uint8))
+    np.save(both / "CIFAR-10-C/fog.npy", np.zeros((5, 32, 32, 3), np.uint8))
+    np.save(both / "CIFAR-10-P/tilt.npy", np.zeros((5, 2, 32, 32, 3), np.uint8))
     paths = {"DIGITS": str(digits), "WRONG": str(wrong), "EMPTY": str(tmp_path / "empty")}
+    paths |= {"STILL": str(still), "BOTH": str(both)}
+    monkeypatch.delattr("dps_dist.train.evaluation.on_split")  # nothing may be computed before
     given = {
         key: {name: paths[where] for name, where in value.items()} for key, value in option.items()
     }
@@ -377,14 +444,67 @@ def test_the_command_prints_and_writes(teacher, other, digits, tmp_path, monkeyp
 
 
 def test_a_mean_is_of_runs_that_differ_in_seeds_alone(other, tmp_path, monkeypatch, capsys):
-    runs = [other, tmp_path / "again"]
-    shutil.copytree(other, runs[1])
-    fields = recipes.parse((other / "config.yaml").read_text(), "")
-    for setting, same in (("train.seed=7", True), ("method.gamma=.5", False)):
-        changed = recipes.resolve(fields, [setting, "launch.workers=2"], where="")
-        (runs[1] / "config.yaml").write_text(recipes.as_yaml(changed))
-        assert run_command(monkeypatch, *runs) == 0
+    out = tmp_path / "out.json"
+    for k, (setting, same) in enumerate((("train.seed=7", True), ("method.gamma=.5", False))):
+        again = changed(other, tmp_path / str(k), setting, "launch.workers=2")
+        assert run_command(monkeypatch, other, again, "--out", out) == 0
         assert ("mean ± deviation" in capsys.readouterr().out) == same
+        assert {"mean", "std"} <= set(json.loads(out.read_text())) or not same
+
+
+def diverged(run, copy, *settings):
+    """A copy of a run, with another configuration and with weights that are NaN."""
+    changed(run, copy, *settings)
+    found = complete(Storage(copy))[0]
+    state = open_checkpoint(Storage(copy), found.name, copy / "unused").state
+    weights = {
+        key: torch.full_like(value, math.nan) if value.is_floating_point() else value
+        for key, value in state["model"].items()
+    }
+    writer = Writer(Storage(copy), config.Checkpoint(), "later", None)
+    writer.save(Moment(3, 0, found.moment.step + 1), {**state, "model": weights}, None)
+    writer.close()
+    return copy
+
+
+def test_mean_and_deviation_are_written(other, digits, tmp_path, monkeypatch, capsys):
+    first = shutil.copytree(other, tmp_path / "first")
+    second = changed(other, tmp_path / "second", "train.seed=2")
+    for found in complete(Storage(second))[:1]:  # so that it is another model
+        shutil.rmtree(second / FOLDER / found.name)
+    out = tmp_path / "out.json"
+    foreign = ("--ood", f"others={digits}")
+    assert run_command(monkeypatch, first, second, "--out", out, *foreign) == 0
+    printed, held = capsys.readouterr().out, json.loads(out.read_text())
+    reports = [held["runs"][str(run)] for run in (first, second)]
+    nll = np.array([report["figures"]["nll"] for report in reports])
+    assert nll.std() > 0
+    assert held["mean"]["nll"] == pytest.approx(nll.mean())
+    assert held["std"]["nll"] == pytest.approx(nll.std(ddof=1))
+    assert f"{nll.mean():.3f} ± {nll.std(ddof=1):.3f}" in printed
+    auroc = np.array([report["on"]["others"]["auroc"] for report in reports])
+    assert held["mean"]["auroc on others"] == pytest.approx(auroc.mean())
+    spread = f"{100 * auroc.mean():.2f} ± {100 * auroc.std(ddof=1):.2f}%"
+    assert f"mean ± deviation on others: AUROC {spread}" in printed
+    temperatures = np.array([report["temperature"] for report in reports])
+    assert held["std"]["temperature"] == pytest.approx(temperatures.std(ddof=1))
+    assert "ensemble" in held
+
+
+def test_a_seed_that_diverged_leaves_a_table(other, digits, tmp_path, monkeypatch, capsys):
+    first = shutil.copytree(other, tmp_path / "first")
+    broken = diverged(other, tmp_path / "broken", "train.seed=2")
+    out = tmp_path / "out.json"
+    foreign = ("--ood", f"others={digits}")
+    assert run_command(monkeypatch, first, broken, "--out", out, *foreign) == 0
+    printed, held = capsys.readouterr().out, json.loads(out.read_text())
+    figures = [held["runs"][str(run)]["figures"] for run in (first, broken)]
+    assert figures[1]["nll"] is None and held["mean"]["nll"] is None and held["std"]["nll"] is None
+    row = next(line for line in printed.splitlines() if line.startswith("NLL "))
+    assert row.split() == ["NLL", f"{figures[0]['nll']:.3f}", "–", "–", "–"]
+    accuracy = np.array([own["accuracy"] for own in figures])
+    assert held["mean"]["accuracy"] == pytest.approx(accuracy.mean())
+    assert "nan" not in printed and f"{broken} on others: AUROC –% against" in printed
 
 
 def test_the_table_holds_what_json_can(teacher, tmp_path, monkeypatch):

@@ -157,6 +157,12 @@ def test_the_card_has_recipe_figures_and_classes(noisy, tmp_path):
     assert (tmp_path / "out/config.yaml").read_bytes() == (noisy / "config.yaml").read_bytes()
 
 
+def test_the_card_says_that_there_is_no_temperature(teacher, tmp_path):
+    card = (export(teacher, tmp_path / "out") / "README.md").read_text()
+    assert "No temperature was fitted, as nothing was held out of training (data.hold_out" in card
+    assert "divide the logits" not in card
+
+
 @pytest.fixture(scope="module")
 def evaluated(noisy, digits, tmp_path_factory):
     """A copy of the run, evaluated also on the same digits under another name."""

@@ -81,6 +81,8 @@ class Cifar10P(Corrupted):
     def __init__(self, root: Path, split: str) -> None:
         file, images = self._images(root, split, ndim=5, expected="[10000, frames, 32, 32, 3]")
         self.frames: int = images.shape[1]
+        if self.frames < 2:
+            raise BadFiles(f"{file} has sequences of one frame: expected at least 2")
         labels = np.full(len(images), UNLABELLED, np.int64)
         labels_file = file.with_name("labels.npy")
         if labels_file.exists():

@@ -1,16 +1,18 @@
 """Figures of an evaluation, before and after temperature scaling, and reliability diagrams."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dps_dist.evaluate.seeds import spread
 from dps_dist.report.drawing import Album, Drawing, slug
 from dps_dist.report.evaluation import Bins
 from dps_dist.report.figures import reliability
 from dps_dist.report.markup import details, heading, paragraph, section, table
-from dps_dist.report.tables import Run, labels
-from dps_dist.report.values import ABSENT, Cell, cells, number, percent, plain
+from dps_dist.report.tables import ABOUT_MEANS, Run, labels, name_of, repeats
+from dps_dist.report.values import ABSENT, Cell, cells, finite, number, percent, plain
 
 MOST_COLUMNS = 6  # then rather long than wide
 
@@ -40,31 +42,60 @@ ABOUT = (
 ABOUT_TS = "TS: temperature scaling, fitted on held-out samples."
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A column of figures, of a run or of several; `std` of several, T of one."""
+
+    name: str
+    figures: dict[str, Any]
+    temperature: float | None = None
+    std: dict[str, float] = field(default_factory=dict)
+    kind: str = "run"  # of those with which it is compared
+
+
 def calibration(runs: Sequence[Run], album: Album) -> str:
     named = [
-        (label, run.evaluation.figures, run.evaluation.temperature)
+        Entry(label, run.evaluation.figures, run.evaluation.temperature)
         for run, label in zip(runs, labels(runs), strict=True)
         if run.evaluation
     ]
-    figures = figures_table(named)
+    means = _means(runs)
+    figures = figures_table([*named, *means])
     diagrams = _diagrams(runs, album)
     if not figures and not diagrams:
         return ""
     said = [_on_what(runs), *([ABOUT] if figures else [])]
     said += [ABOUT_TS] if "after TS" in figures else []
+    said += [ABOUT_MEANS] if means else []
     notes = paragraph(" ".join(said))
     return section("Calibration", figures, notes, diagrams)
 
 
-def figures_table(named: Sequence[tuple[str, dict[str, Any], float | None]]) -> str:
-    """Of (name, figures, temperature); what is after temperature scaling in a column of its own."""
-    entries = []  # (which of the groups that are compared, name, figures)
-    for name, figures, t in named:
-        entries.append(("as trained", name, figures))
-        scaled = {key.removesuffix("_ts"): v for key, v in figures.items() if key.endswith("_ts")}
+def _means(runs: Sequence[Run]) -> list[Entry]:
+    """Of runs that differ in nothing but seeds, where all were evaluated on the same split."""
+    entries = []
+    for group in repeats(runs):
+        found = [runs[k].evaluation for k in group]
+        held = [one for one in found if one is not None]
+        if len(held) == len(found) and len({str(one.facts.get("split")) for one in held}) == 1:
+            keys = dict.fromkeys(key for one in held for key in one.figures)
+            over = spread([{key: number(one.figures, key) for key in keys} for one in held])
+            known = {key: value for key, value in over.mean.items() if finite(value)}
+            name = name_of([runs[k] for k in group])
+            entries.append(Entry(name, known, std=over.std, kind="mean"))
+    return entries
+
+
+def figures_table(named: Sequence[Entry]) -> str:
+    """What is after temperature scaling is in a column of its own."""
+    entries = []
+    for one in named:
+        entries.append(one)
+        scaled, std = (_scaled(figures) for figures in (one.figures, one.std))
         if scaled:
-            after = f"{name}, after TS" + (f" (T = {t:.3f})" if t is not None else "")
-            entries.append(("scaled", after, scaled))
+            t = one.temperature
+            after = f"{one.name}, after TS" + (f" (T = {t:.3f})" if t is not None else "")
+            entries.append(Entry(after, scaled, std=std, kind=f"{one.kind}, scaled"))
     rows = [_row(measure, entries) for measure in MEASURES]
     shown = [
         (measure.title, row)
@@ -73,7 +104,7 @@ def figures_table(named: Sequence[tuple[str, dict[str, Any], float | None]]) -> 
     ]
     if not shown:
         return ""
-    names = [name for _, name, _ in entries]
+    names = [entry.name for entry in entries]
     if len(entries) <= MOST_COLUMNS:
         return table(["", *names], [[Cell(title), *row] for title, row in shown], 1)
     turned = zip(*(row for _, row in shown), strict=True)
@@ -81,13 +112,20 @@ def figures_table(named: Sequence[tuple[str, dict[str, Any], float | None]]) -> 
     return table(["run", *(title for title, _ in shown)], body, 1)
 
 
-def _row(measure: Measure, entries: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Cell]:
-    """A cell an entry; the best as trained and the best after scaling are marked."""
+def _scaled(figures: dict[str, Any]) -> dict[str, Any]:
+    return {key.removesuffix("_ts"): v for key, v in figures.items() if key.endswith("_ts")}
+
+
+def _row(measure: Measure, entries: Sequence[Entry]) -> list[Cell]:
+    """A cell an entry; the best of each kind is marked."""
     row = [Cell(ABSENT)] * len(entries)
-    for group in ("as trained", "scaled"):
-        places = [k for k, entry in enumerate(entries) if entry[0] == group]
-        values = [number(entries[k][2], measure.key) for k in places]
+    for kind in dict.fromkeys(entry.kind for entry in entries):
+        places = [k for k, entry in enumerate(entries) if entry.kind == kind]
+        values = [number(entries[k].figures, measure.key) for k in places]
         for k, cell in zip(places, cells(values, measure.text, measure.better), strict=True):
+            std = entries[k].std.get(measure.key)
+            if std is not None and cell.text != ABSENT:
+                cell = Cell(f"{cell.text} ± {measure.text(std)}", cell.best)
             row[k] = cell
     return row
 

@@ -8,8 +8,8 @@ import numpy as np
 from dps_dist.report.drawing import Album, slug
 from dps_dist.report.figures import lines
 from dps_dist.report.markup import details, heading, legend, paragraph, section, table
-from dps_dist.report.sections.calibration import figures_table
-from dps_dist.report.tables import Run, labels
+from dps_dist.report.sections.calibration import Entry, figures_table
+from dps_dist.report.tables import Better, Run, labels, name_of, repeats
 from dps_dist.report.values import (
     ABSENT,
     Array,
@@ -19,22 +19,26 @@ from dps_dist.report.values import (
     mapping,
     number,
     percent,
+    spreads,
 )
 
 SEVERITIES = 5
 Held = Sequence[dict[str, Any]]  # what each run found on one data set; empty where nothing
+Groups = Sequence[tuple[str, list[int]]]  # runs that differ in nothing but seeds, with a name
 
 
 def elsewhere(runs: Sequence[Run], album: Album) -> str:
     found = [run.evaluation.on if run.evaluation else {} for run in runs]
     wanted = dict.fromkeys((name, held.get("kind")) for on in found for name, held in on.items())
     names = labels(runs)
+    groups = [(name_of([runs[k] for k in group]), group) for group in repeats(runs)]
     parts = []
     for k, (name, kind) in enumerate(wanted):
         held = [_of_kind(on.get(name, {}), kind) for on in found]
         show = KINDS.get(str(kind))
         key = f"{k}-{slug(name)}"  # other names may come to the same
-        text = show(key, names, held, album) if show else ""
+        measured = [(name, group) for name, group in groups if all(held[k] for k in group)]
+        text = show(key, names, measured, held, album) if show else ""
         parts.append(heading(name) + text if text else "")
     return section("Other data", *parts)
 
@@ -43,34 +47,36 @@ def _of_kind(held: dict[str, Any], kind: Any) -> dict[str, Any]:
     return held if held.get("kind") == kind else {}
 
 
-def _labelled(key: str, names: Sequence[str], held: Held, album: Album) -> str:
+def _labelled(key: str, names: Sequence[str], groups: Groups, held: Held, album: Album) -> str:
     shown = [
-        (label, mapping(own.get("figures")), None)
+        Entry(label, mapping(own.get("figures")))
         for label, own in zip(names, held, strict=True)
         if own
     ]
     return figures_table(shown) + paragraph(_samples(held))
 
 
-def _ood(key: str, names: Sequence[str], held: Held, album: Album) -> str:
-    scores = cells([number(own, "auroc") for own in held], percent, max)
-    rows = [[Cell(label), score] for label, score in zip(names, scores, strict=True)]
+def _ood(key: str, names: Sequence[str], groups: Groups, held: Held, album: Album) -> str:
+    scores = _with_means([number(own, "auroc") for own in held], groups, max)
+    all_names = _all_names(names, groups)
+    rows = [[Cell(label), score] for label, score in zip(all_names, scores, strict=True)]
     note = f"AUROC: how well confidence tells these samples from the run's own. {_samples(held)}"
     return table(["run", "AUROC"], rows, 1) + paragraph(note)
 
 
-def _perturbations(key: str, names: Sequence[str], held: Held, album: Album) -> str:
+def _perturbations(key: str, names: Sequence[str], groups: Groups, held: Held, album: Album) -> str:
     kinds = dict.fromkeys(key for own in held for key in mapping(own.get("by_perturbation")))
-    means = cells([number(own, "mfp") for own in held], percent, min)
+    means = _with_means([number(own, "mfp") for own in held], groups, min)
     rows = [[Cell("mean (mFP)"), *means]]
     for kind in kinds:
         values = [number(mapping(own.get("by_perturbation")), kind) for own in held]
-        rows.append([_named(kind), *cells(values, percent, min)])
+        rows.append([_named(kind), *_with_means(values, groups, min)])
+    titles = ["perturbation", *_all_names(names, groups)]
     note = "How often the prediction flips from frame to frame; lower is better."
-    return table(["perturbation", *names], rows, 1) + paragraph(note) + _missing(names, held)
+    return table(titles, rows, 1) + paragraph(note) + _missing(names, held)
 
 
-def _corruptions(key: str, names: Sequence[str], held: Held, album: Album) -> str:
+def _corruptions(key: str, names: Sequence[str], groups: Groups, held: Held, album: Album) -> str:
     severity = np.arange(1.0, SEVERITIES + 1)
     accuracy = [_by_severity(own) for own in held]
     ece = [array(own.get("ece_by_severity"), SEVERITIES) for own in held]
@@ -90,12 +96,12 @@ def _corruptions(key: str, names: Sequence[str], held: Held, album: Album) -> st
         if any(value is not None for value in values)
     ]
     drawn = (legend(names) + album.panels(panels)) if panels else ""
-    means = cells([number(own, "accuracy") for own in held], percent, max)
+    means = _with_means([number(own, "accuracy") for own in held], groups, max)
     rows = [[Cell("mean of all"), *means]]
     for kind in dict.fromkeys(key for own in held for key in mapping(own.get("by_corruption"))):
         values = [_five(own, kind) for own in held]
         average = [None if five is None else float(np.nanmean(five)) for five in values]
-        rows.append([_named(kind), *cells(average, percent, max)])
+        rows.append([_named(kind), *_with_means(average, groups, max)])
     by_run = "".join(
         heading(label) + _severities(own)
         for label, own in zip(names, held, strict=True)
@@ -103,10 +109,20 @@ def _corruptions(key: str, names: Sequence[str], held: Held, album: Album) -> st
     )
     return (
         drawn
-        + table(["accuracy", *names], rows, 1)
+        + table(["accuracy", *_all_names(names, groups)], rows, 1)
         + _missing(names, held)
         + (details("each severity", by_run) if by_run else "")
     )
+
+
+def _with_means(values: Sequence[float | None], groups: Groups, better: Better) -> list[Cell]:
+    """A cell a run, then mean ± deviation of each group."""
+    members = [group for _, group in groups]
+    return [*cells(values, percent, better), *spreads(values, members, percent, better)]
+
+
+def _all_names(names: Sequence[str], groups: Groups) -> list[str]:
+    return [*names, *(name for name, _ in groups)]
 
 
 def _five(own: dict[str, Any], kind: str) -> Array | None:
@@ -160,7 +176,7 @@ def _samples(held: Held) -> str:
     return f"{' or '.join(sorted(counts))} samples." if counts else ""
 
 
-KINDS: dict[str, Callable[[str, Sequence[str], Held, Album], str]] = {
+KINDS: dict[str, Callable[[str, Sequence[str], Groups, Held, Album], str]] = {
     "labelled": _labelled,
     "corruptions": _corruptions,
     "perturbations": _perturbations,

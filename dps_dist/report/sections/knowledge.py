@@ -35,7 +35,7 @@ def dark_knowledge(runs: Sequence[Run], album: Album) -> str:
         squares = paragraph(note) + album.squares(maps)
         squares += details(f"the {PAIRS} greatest confusions", pairs) if pairs else ""
     panels = _delta_and_ta_kl(runs)
-    below = (legend(names) + album.panels(panels)) if panels else ""
+    below = (legend(names) + album.panels(panels) + _of_how_many(runs)) if panels else ""
     return section("Dark knowledge", squares, below)
 
 
@@ -63,6 +63,19 @@ def _delta_and_ta_kl(runs: Sequence[Run]) -> list[Drawing]:
         about = "of each checkpoint's predictions and the last one's"
         panels.append(lines.drawing("ta_kl", "TA-KL", about, curves, "epoch", percent=False))
     return panels
+
+
+def _of_how_many(runs: Sequence[Run]) -> str:
+    """From how many checkpoints TA-KL comes: by default few are kept."""
+    curves = [run.evaluation.ta_kl() for run in runs if run.evaluation]
+    counts = sorted({len(curve[0]) for curve in curves if curve is not None})
+    if not counts:
+        return ""
+    said = " or ".join(map(str, counts))
+    return paragraph(
+        f"TA-KL is of {said} earlier checkpoint{'' if counts == [1] else 's'} that the run kept: "
+        "`train.checkpoint.keep_last` keeps more."
+    )
 
 
 KINDS = {

@@ -1,0 +1,87 @@
+"""Runs that differ in nothing but seeds: the report has their mean ± std."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dps_dist.report import html, tables
+from tests.report.folders import arrays, epoch, evaluate, evaluation, rows, write_run
+from tests.report.pages import Page
+from tests.report.test_report import in_terminal
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+ACCURACY = {"dps": (0.95, 0.96, 0.98), "ls": (0.9, 0.91, 0.92)}
+
+
+def seeds_of(folder, method, *, evaluated=False, **changes):
+    found = []
+    for seed, accuracy in enumerate(ACCURACY[method]):
+        config = {"method": {"name": method}, "train": {"seed": seed}}
+        last = epoch(2, **({"accuracy": accuracy} | changes))
+        run = write_run(folder / f"{method}-s{seed}", [epoch(1), last], config=config)
+        if evaluated:
+            evaluate(run, evaluation(seed=seed), arrays(seed=seed))
+        found.append(tables.read(run))
+    return found
+
+
+def test_there_is_a_row_for_the_seeds_of_each_method(tmp_path):
+    runs = [*seeds_of(tmp_path, "dps"), *seeds_of(tmp_path, "ls")]
+    titles, found = tables.comparison(runs)
+    assert len(found) == 8
+    mean, std = np.mean(ACCURACY["dps"]), np.std(ACCURACY["dps"], ddof=1)
+    shown = f"{100 * mean:.2f}% ± {100 * std:.2f}%"
+    assert shown == "96.33% ± 1.53%"
+    first = dict(zip(titles, found[6], strict=True))
+    assert first["run"].text == "dps-s…, mean ± std of 3 seeds" and first["method"].text == "dps"
+    assert first["accuracy"] == (shown, True, "") and first["NLL"].text == "0.380 ± 0.000"
+    assert found[7][0].text == "ls-s…, mean ± std of 3 seeds" and not found[7][2].best
+    assert [row[2].best for row in found[:6]] == [False, False, True, False, False, False]
+    assert shown in in_terminal(runs, 80) and shown in html.page(runs)
+    assert "differ in nothing but seeds" in Page(html.page(runs)).text
+
+
+def test_there_is_none_of_other_runs(tmp_path):
+    dps, ls = seeds_of(tmp_path, "dps"), seeds_of(tmp_path, "ls")
+    assert len(tables.comparison([dps[0], ls[0], ls[0]])[1]) == 3  # the same seed twice
+    config = {"method": {"name": "dps"}, "train": {"seed": 9, "epochs": 2}}
+    under_way = tables.read(write_run(tmp_path / "u", rows(1), finished=False, config=config))
+    assert len(tables.comparison([dps[0], under_way])[1]) == 2
+    assert "mean ± std" not in html.page([dps[0], under_way])
+
+
+def test_there_is_no_mean_where_a_seed_diverged(tmp_path):
+    runs = seeds_of(tmp_path, "dps")
+    runs[1].summary["nll"] = math.nan
+    titles, found = tables.comparison(runs)
+    assert found[3][titles.index("NLL")].text == "–"
+    assert found[3][titles.index("accuracy")].text == "96.33% ± 1.53%"
+
+
+def test_calibration_and_other_data_have_them_too(tmp_path):
+    runs = seeds_of(tmp_path, "dps", evaluated=True)
+    text = html.page(runs)
+    accuracy = [0.9732 - seed / 100 for seed in range(3)]
+    shown = f"{100 * np.mean(accuracy):.2f}% ± {100 * np.std(accuracy, ddof=1):.2f}%"
+    assert shown == "96.32% ± 1.00%" and text.count(shown) == 1
+    nll_ts = [(0.28 + seed / 100) * 0.61 for seed in range(3)]
+    assert f"{np.mean(nll_ts):.3f} ± {np.std(nll_ts, ddof=1):.3f}" in text
+    assert "dps-s…, mean ± std of 3 seeds, after TS" in text
+    assert "94.14% ± 0.00%" in text  # AUROC
+    assert "6.12% ± 0.00%" in text  # mFP
+    wide = [run.evaluation.facts["on"]["cifar10-c"]["accuracy"] for run in runs]
+    assert f"{100 * np.mean(wide):.2f}% ± {100 * np.std(wide, ddof=1):.2f}%" in text
+    runs[0].evaluation.facts["split"] = "hold_out"
+    del runs[0].evaluation.facts["on"]["svhn"]
+    text = html.page(runs)
+    assert shown not in text and "94.14% ±" not in text and "6.12% ± 0.00%" in text
+
+
+def test_ta_kl_says_from_how_many_checkpoints(tmp_path):
+    run = tables.read(evaluate(write_run(tmp_path / "a", rows())))
+    assert "TA-KL is of 5 earlier checkpoints that the run kept: train.checkpoint.keep_last" in (
+        Page(html.page([run])).text
+    )
+    run.evaluation.facts["ta_kl"] = {"epochs": [4], "value": [0.1]}
+    assert "TA-KL is of 1 earlier checkpoint that the run kept" in Page(html.page([run])).text
