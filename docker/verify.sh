@@ -97,13 +97,15 @@ inside bash -euo pipefail -c '
 grep -q "revision: $revision" "$here/workspace/runs/demo/dps/config.yaml" || fail "the run does not know its revision"
 
 step "a cluster of two containers, with a token"
-podman network create --internal "$network" >/dev/null
+# Names are given by hand: which of podman's ways of serving them is installed differs from machine to machine.
+podman network create --internal --subnet 10.79.0.0/24 "$network" >/dev/null
+at=10.79.0.10
 (umask 077 && head -c 32 /dev/urandom | base64 >"$here/token" && chown 12345 "$here/token")
-strict+=(--network "$network" --volume "$here/token:/run/secrets/token:ro" --env RAY_AUTH_TOKEN_PATH=/run/secrets/token)
+strict+=(--network "$network" --add-host "$head:$at" --volume "$here/token:/run/secrets/token:ro" --env RAY_AUTH_TOKEN_PATH=/run/secrets/token)
 one=(--num-cpus=1 --object-store-memory=200000000)
 podman run --detach --name "$worker" --env DPS_HEAD="$head:6379" "${strict[@]}" "$image" worker "${one[@]}" \
     >/dev/null 2>"$here/podman.log"
-podman run --detach --name "$head" "${strict[@]}" "$image" head "${one[@]}" >/dev/null 2>>"$here/podman.log"
+podman run --detach --name "$head" --ip "$at" "${strict[@]}" "$image" head "${one[@]}" >/dev/null 2>>"$here/podman.log"
 for node in "$head" "$worker"; do
     for _ in $(seq 60); do
         if podman healthcheck run "$node" >/dev/null 2>&1; then break; else sleep 2; fi

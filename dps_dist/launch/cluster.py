@@ -27,7 +27,7 @@ def connect() -> bool:
     if at is None:
         try:
             ray.init(address="local", include_dashboard=False, **quiet)
-        except RuntimeError as error:
+        except Exception as error:  # Ray's own is a plain one where it has waited in vain
             raise FailedError(
                 f"Ray does not start on this machine ({reason_of(error)}): is it very busy, or is "
                 "there no room in /tmp? `dps doctor` looks"
