@@ -123,11 +123,13 @@ podman exec --env RAY_ADDRESS="http://$head:8265" "$head" ray job submit --log-s
     --set launch.placement=STRICT_SPREAD --set train.epochs=6 2>&1 | grep -E '^(run|epoch|cluster) |succeeded'
 [ -s "$here/workspace/runs/cluster/summary.json" ] || fail "the run did not end"
 
-step "the nodes are stopped, and drain"
+step "the nodes are stopped: they end by themselves, the worker drains"
 for node in "$worker" "$head"; do
     SECONDS=0
     podman stop --time 60 "$node" >/dev/null 2>&1
-    podman logs "$node" 2>&1 | grep -o 'Local node finished draining' || fail "$node did not drain"
+    [ "$(podman inspect --format '{{.State.ExitCode}}' "$node")" != 137 ] || fail "$node had to be killed"
+    # The head is not asked: when its work is done it may be gone before it says so.
+    [ "$node" = "$head" ] || podman logs "$node" 2>&1 | grep -o 'Local node finished draining' || fail "$node did not drain"
     echo "$node ended in $SECONDS s"
 done
 
