@@ -44,9 +44,8 @@ class Cluster:
         self.env = self.stranger | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
-            "RAY_JOB_STOP_WAIT_TIME_S": str(
-                PATIENCE_S
-            ),  # killed after 3 s it would have no last word
+            # Killed after Ray's 3 s, on a busy machine, a run would have no last word
+            "RAY_JOB_STOP_WAIT_TIME_S": str(int(PATIENCE_S)),
         }
         gcs, dashboard, *agents = free_ports(4)
         self.gcs, self.address = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
