@@ -47,6 +47,7 @@ from dps_dist.train.storage import Storage
 from dps_dist.train.trained import CONFIG
 
 WORKERS = "--workers-per-trial"
+HEARD_S = 2.0  # between two words of a trial, where nobody schedules by them
 
 Changed = Callable[[Folder], None]
 
@@ -95,12 +96,14 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
         None if alone else Queue(actor_options={"num_cpus": 0, "scheduling_strategy": beside()})
     )
     fields, here = recipes.fields_of(asked.recipe), str(Path().absolute())
+    every_s = HEARD_S if asked.scheduler == "none" else 0.0
 
     def one(tried: dict[str, Any]) -> None:
         point = tried.get("point", tried)
         config = for_workers(asked.config(point, fields), here)
         storage = Storage(url) / RUNS / spaces.name(point)
-        train_trial(Run(config, storage, not storage.exists(CONFIG), asked.recipe), stopped, placed)
+        run = Run(config, storage, not storage.exists(CONFIG), asked.recipe)
+        train_trial(run, stopped, placed, every_s)
 
     filesystem, root = folder.storage.filesystem
     tuner = tune.Tuner(

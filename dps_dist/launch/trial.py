@@ -32,8 +32,12 @@ NOTES = "notes.log"
 LOCK_S = 60.0  # for a process that is killed to let go of its trial
 
 
-def trial(run: Run, stopped: set[str], placed: Queue | None) -> None:
-    """Train, telling Tune of each epoch that was measured, and the driver of the workers."""
+def trial(run: Run, stopped: set[str], placed: Queue | None, every_s: float) -> None:
+    """Train, telling Tune of the epochs that were measured, and the driver of the workers.
+
+    every_s: between two of the epochs that are told; whoever schedules by them wants all, 0.
+    """
+    told = _Told(run.config.train.epochs, every_s)
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = "60"  # a trial that is stopped may be saving
     try:
         if run.is_new and not run.storage.exists(CONFIG):
@@ -42,13 +46,13 @@ def trial(run: Run, stopped: set[str], placed: Queue | None) -> None:
         with ExitStack() as stack:
             _lock(run, stack)
             for row in read_metrics(run.storage):
-                _tell({"kind": "epoch", **row}, run.config.train.epochs)
+                told.hear({"kind": "epoch", **row})
             if run.storage.name in stopped or run.storage.exists(SUMMARY):
                 return
             if placed is None:
-                _train(run, stack)
+                _train(run, told, stack)
                 return
-        ray_train.train(replace(run, is_new=False), _Teller(run, placed))
+        ray_train.train(replace(run, is_new=False), _Teller(run, told, placed))
     except (InputError, FailedError) as error:  # starting again would not mend it
         tune.report({"refused": str(error), **dict.fromkeys(FIGURES, math.nan)})
     except Exception as error:
@@ -60,20 +64,30 @@ def trial(run: Run, stopped: set[str], placed: Queue | None) -> None:
         raise
 
 
-def _tell(event: dict[str, Any], epochs: int) -> None:
-    """Of the last epoch without its number: a scheduler, which goes by it, is not to stop a trial
-    that has but to write its summary."""
-    if event["kind"] == "epoch" and "accuracy" in event:
+class _Told:
+    """What Tune hears: each time it does, the trial waits for it (10 ms or so)."""
+
+    def __init__(self, epochs: int, every_s: float) -> None:
+        self._epochs, self._every_s, self._at = epochs, every_s, -math.inf
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """Of the last epoch without its number: a scheduler, which goes by it, is not to stop a
+        trial that has but to write its summary."""
+        if event["kind"] != "epoch" or "accuracy" not in event:
+            return
         figures = {key: _number(event[key]) for key in FIGURES}
-        last = event["epoch"] >= epochs
-        tune.report(figures if last else {"epoch": event["epoch"], **figures})
+        if event["epoch"] >= self._epochs:
+            tune.report(figures)
+        elif time.monotonic() >= self._at + self._every_s:
+            tune.report({"epoch": event["epoch"], **figures})
+            self._at = time.monotonic()
 
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value  # as files hold what is not finite
 
 
-def _train(run: Run, stack: ExitStack) -> None:
+def _train(run: Run, told: _Told, stack: ExitStack) -> None:
     """With one worker, which is this process."""
     gpu = bool(ray.get_gpu_ids())
     threads = max(1, int(run.config.launch.cpus_per_worker))
@@ -89,7 +103,7 @@ def _train(run: Run, stack: ExitStack) -> None:
     def tell(event: dict[str, Any]) -> None:
         telemetry.hear(event)
         logged.hear(event)
-        _tell(event, run.config.train.epochs)
+        told.hear(event)
 
     run_loop(
         run.config,
@@ -123,8 +137,8 @@ def _note(run: Run, text: str) -> None:
 class _Teller:
     """Stands where the terminal does: epochs go to Tune, places to the driver, notes to a file."""
 
-    def __init__(self, run: Run, placed: Queue) -> None:
-        self._run, self._placed = run, placed
+    def __init__(self, run: Run, told: _Told, placed: Queue) -> None:
+        self._run, self._told, self._placed = run, told, placed
         self._id = tune.get_context().get_trial_id()
 
     def show(self, event: dict[str, Any]) -> None:
@@ -132,7 +146,7 @@ class _Teller:
             self._placed.put((self._id, event))
         if event["kind"] == "note":
             _note(self._run, event["text"])
-        _tell(event, self._run.config.train.epochs)
+        self._told.hear(event)
 
     def tick(self) -> None:
         pass

@@ -250,7 +250,7 @@ def test_a_trial_that_another_process_has_finished_meanwhile_is_not_trained(digi
     run.create()
     with (tmp_path / "run" / "config.yaml").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        thread = threading.Thread(target=trial, args=(run, set(), None))
+        thread = threading.Thread(target=trial, args=(run, set(), None, 0.0))
         thread.start()
         thread.join(1.5)
         assert thread.is_alive()  # it waits for the other
