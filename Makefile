@@ -33,7 +33,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
-	set -e; for script in benchmarks/*.py; do $(BIN)/python $$script $(if $(QUICK),--quick); done
+	$(BIN)/python benchmarks $(if $(QUICK),--quick) $(if $(CIFAR10),--cifar10 $(CIFAR10))
 
 setup: system $(STAMP)
 

@@ -32,6 +32,7 @@ from dps_dist.train.loop import epoch
 from dps_dist.train.measure import held_out_logits
 from dps_dist.train.setup import Training, build
 from dps_dist.train.storage import Storage
+from figures import found
 
 FOLDS = 5
 DIGIT_PAIRS = "{7: 1, 2: 7, 5: 6, 3: 8, 4: 9}"  # classes that look alike
@@ -104,11 +105,16 @@ def compare(
             recipes.load("digits", [*chosen, "method={name: baseline}"]), part, labels, scratch
         )
         folds = time.process_time() - start
-        print(
-            f"{name}, {kind} ({wrong.mean():.0%} of {len(part):,} labels are wrong): "
-            f"dps audit {found(wrong, ours)} in {seconds:.0f} s of CPU, "
-            f"cleanlab {found(wrong, theirs)} in {folds:.0f} s: {seconds / folds:.2f} of its cost",
-            flush=True,
+        auroc, precision = ranked(wrong, ours)
+        their_auroc, their_precision = ranked(wrong, theirs)
+        found(
+            f"AUROC of `dps audit` after one run, {name}, {kind} noise ({wrong.mean():.0%} of "
+            f"{len(part):,} labels are wrong), beside cleanlab's with {FOLDS} folds",
+            auroc,
+            "{:.4f}",
+            at_least=their_auroc,
+            note=f"AP {precision:.3f} beside {their_precision:.3f}; {seconds:.0f} s of CPU beside "
+            f"{folds:.0f} s",
         )
 
 
@@ -170,10 +176,11 @@ def trained(config: Config, part: NDArray[np.int32], scratch: Path) -> Training:
     return training
 
 
-def found(wrong: NDArray[np.bool_], score: NDArray[np.float64]) -> str:
+def ranked(wrong: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[float, float]:
+    """AUROC and average precision."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    return f"AUROC {roc_auc_score(wrong, score):.4f} AP {average_precision_score(wrong, score):.4f}"
+    return roc_auc_score(wrong, score), average_precision_score(wrong, score)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from dps_dist.data.order import EpochOrder
 from dps_dist.targets import Dirichlet, ShardedTargets, migrate
 from exchange import run_ranks, timed
+from figures import found
 
 N, K, B = 1_281_167, 1000, 128
 PRIOR = Dirichlet(K, 0.99, 1000.0, 0.05)
@@ -126,6 +127,25 @@ def main() -> None:
     print(f"N={size:,}, K={K}, B={B} a rank, 2 ranks on this machine, median of {args.repeats}\n")
     for name, figure, note in rows:
         print(f"{name:16}{figure:>10}   {note}")
+    found(
+        f"ImageNet's store, N={size:,}, K={K}, W=2: megabytes a rank",
+        r["bytes"] / 1e6,
+        "{:.0f} MB",
+        note=f"(2NK + 2N)/W is {exact / 1e6:.0f} MB",
+    )
+    found("… `begin_epoch`", r["begin_epoch"], "{:.2f} s", note=f"{r['sent'] / 1e6:.0f} MB a rank")
+    found(
+        f"… an epoch's {r['steps']:,} steps, fused",
+        r["fused"],
+        "{:.1f} s",
+        note=f"eager read and update {r['eager']:.1f} s",
+    )
+    found(
+        "… save",
+        r["save"],
+        "{:.1f} s",
+        note=f"load {r['load']:.1f} s, with W=3 {three['load']:.1f} s",
+    )
 
     print(
         f"\non paper: {args.images_per_second:.0f} images/s a GPU, {args.node_bandwidth:.0f} GB/s "

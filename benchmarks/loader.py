@@ -20,8 +20,6 @@ from ffcv.loader import Loader as FFCVLoader
 from ffcv.loader import OrderOption
 from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
 from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -33,6 +31,7 @@ from dps_dist.data.loader import Loader
 from dps_dist.data.order import EpochOrder
 from dps_dist.data.sources import open_source
 from dps_dist.data.write import ImageOptions, write_split
+from figures import found
 
 MEAN, STD, SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
 
@@ -126,7 +125,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     options = parser.parse_args()
     count, repeats = (512, 3) if options.quick else (2048, 7)
-    console = Console()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         write_photographs(root, count)
@@ -146,17 +144,21 @@ def main() -> None:
                 if number:  # the first epoch compiles or starts processes
                     results[name].append(result)
     speed = {name: statistics.median(r[0] for r in rows) for name, rows in results.items()}
-    table = Table("loader", "images/s", "ours is", "goal", title=f"{count} JPEGs, {repeats} epochs")
-    goals = {"FFCV's stock pipeline": "≥ 0.95×", "torch DataLoader + torchvision": "≥ 2×"}
-    for name, images in speed.items():
-        ratio = f"{speed['ours'] / images:.2f}×" if name != "ours" else ""
-        table.add_row(name, f"{images:,.0f}", ratio, goals.get(name, ""))
-    console.print(table)
+    for name, goal in (("FFCV's stock pipeline", 0.95), ("torch DataLoader + torchvision", 2.0)):
+        found(
+            f"loader's images/s against {name}, {count} JPEGs, {options.threads} threads",
+            speed["ours"] / speed[name],
+            at_least=goal,
+            note=f"{speed['ours']:,.0f} against {speed[name]:,.0f}",
+        )
     busy = statistics.median(r[1] for r in results["ours"])
     stall = statistics.median(r[2] for r in results["ours"])
-    console.print(
-        f"ours alone, second and later epochs: {busy:.2f} of {options.threads} cores busy; "
-        f"longest stall between batches {stall:.1%} of an epoch (goal ≤ 5%)"
+    found(
+        "… longest stall between batches, of an epoch",
+        stall,
+        "{:.1%}",
+        at_most=0.05,
+        note=f"{busy:.2f} of {options.threads} cores busy",
     )
 
 

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+from figures import found
+
 ROOT = Path(__file__).parents[1]
 GAMMA, C = (0.8, 0.9, 0.97, 1.0), (5, 20, 50, 200)
 
@@ -46,10 +48,17 @@ def main() -> None:
         single = one_run(folder / "runs", settings, cells[0])
     overhead = median(tuned / plain for tuned, plain in pairs) - 1
     tuned = median(tuned for tuned, _ in pairs)
-    print(
-        f"{len(cells)} cells: {overhead:+.0%} by Ray Tune (goal: at most 25%); one `dps train` "
-        f"takes {single:.0f} s, {len(cells)} back to back {len(cells) * single / tuned:.1f} times "
-        "as long as the sweep"
+    found(
+        f"what Ray Tune adds to {len(cells)} trials by two plain processes",
+        overhead,
+        "{:+.0%}",
+        at_most=0.25,
+        note="; ".join(f"{tuned:.1f} s against {plain:.1f} s" for tuned, plain in pairs),
+    )
+    found(
+        f"the sweep against {len(cells)} times one `dps train`",
+        tuned / (len(cells) * single),
+        note=f"one takes {single:.0f} s",
     )
 
 

@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -29,6 +30,7 @@ from dps_dist.train.loop import step
 from dps_dist.train.setup import Training, build
 from dps_dist.train.state import save
 from dps_dist.train.storage import Storage
+from figures import found
 
 SMALL = ["launch.workers=1"]
 RESNET = [
@@ -36,7 +38,6 @@ RESNET = [
     "model={name: resnet18, stem: 3x3}",
     "augment.crop=none",
     "data.resolution=32",
-    "data.batch_size=128",
 ]
 SHARD = (150_000, 1000)  # samples and classes: 300 MB, an eighth of ImageNet
 GPU_SPEED = 2500.0  # images/s of a GPU, to say what a stall is of an epoch
@@ -85,10 +86,10 @@ def steps_in_turn(data: Path, settings: list[str], rounds: int) -> tuple[dict[st
 
 
 def epoch_against_compute(
-    data: Path, settings: list[str], rounds: int
+    data: Path, settings: list[str], rounds: int, most: int
 ) -> tuple[float, float, float]:
-    """Median seconds a step: of epochs as they are trained, and of forward, backward, optimizer;
-    and the median ratio of two epochs that were measured one after the other."""
+    """Median seconds a step: of (the first `most` steps of) epochs as they are trained, and of
+    forward, backward, optimizer; and the median ratio of two measured one after the other."""
     run = training(data, settings, "dps")
     assert run.targets is not None
     B, N = run.config.data.batch_size, len(run.train_set)
@@ -96,22 +97,23 @@ def epoch_against_compute(
     whole, compute = [], []
     for epoch in range(rounds + 1):
         order = EpochOrder(N, B, epoch=epoch)
+        steps = min(order.steps, most)
         start = time.perf_counter()
         run.targets.begin_epoch(order)
-        for batch in run.loader.epoch(order):
+        for batch in islice(run.loader.epoch(order), steps):
             step(run, batch, samples=B)
             run.watch.step_done()
         run.watch.look()
         if epoch:
-            whole.append((time.perf_counter() - start) / order.steps)
+            whole.append((time.perf_counter() - start) / steps)
         start = time.perf_counter()
-        for _ in range(order.steps):
+        for _ in range(steps):
             loss = torch.nn.functional.cross_entropy(run.forward(kept.images), kept.labels)
             loss.backward()
             run.optimizer.step()
             run.optimizer.zero_grad()
         if epoch:
-            compute.append((time.perf_counter() - start) / order.steps)
+            compute.append((time.perf_counter() - start) / steps)
     ratios = [one / other for one, other in zip(whole, compute, strict=True)]
     return statistics.median(whole), statistics.median(compute), statistics.median(ratios)
 
@@ -146,15 +148,14 @@ def filled_store() -> LocalTargets:
 def start_up(data: Path, folder: Path) -> dict[str, float]:
     """Seconds from `dps train` to the moments that its log tells of."""
     command = [str(Path(sys.executable).parent / "dps"), "train", "digits", "--workers", "2"]
-    command += ["--set", f"data.path={data}", "--set", "train.epochs=2", "--out", str(folder)]
+    command += ["--set", f"data.path={data}", "--set", "train.epochs=1", "--out", str(folder)]
     began, moments = time.monotonic(), {}
     signs = {
         "imports": "starting Ray",
-        "Ray starts": "placing",
-        "workers start": "loading",
-        "model, data, checkpoint": "run ",
-        "first epoch (compiles the loader and the step)": "epoch 1/2",
-        "second epoch": "epoch 2/2",
+        "Ray": "placing",
+        "its workers": "loading",
+        "model and data": "run ",
+        "compiling and training": "epoch 1/1",
     }
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -169,7 +170,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument(
+        "--quick", action="store_true", help="ResNet-18 with B=32, fewer rounds, no start of Ray"
+    )
     quick = parser.parse_args().quick
     torch.set_num_threads(2)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -180,33 +183,50 @@ def main() -> None:
 
 def report(scratch: Path, quick: bool) -> None:
     data = prepared(scratch / "digits")
-    rounds: Any = (8, 100) if quick else (16, 600)
+    B = 32 if quick else 128
+    resnet = [*RESNET, f"data.batch_size={B}"]
     for name, settings, count in (
-        ("ResNet-18, 32×32, B=128", RESNET, rounds[0]),
-        ("small CNN, 8×8, B=64", SMALL, rounds[1]),
+        (f"ResNet-18, 32×32, B={B}", resnet, 6 if quick else 16),
+        ("small CNN, 8×8, B=64", SMALL, 100 if quick else 600),
     ):
         times, ratio = steps_in_turn(data, settings, count)
-        print(
-            f"{name}: DPS step {1e3 * times['dps']:.1f} ms, baseline {1e3 * times['baseline']:.1f} "
-            f"ms: {ratio:.3f}× (goal ≤ 1.03×)"
+        found(
+            f"whole DPS training step against plain training's, {name}",
+            ratio,
+            "{:.3f}×",
+            at_most=1.03,
+            note=f"{1e3 * times['dps']:.1f} ms against {1e3 * times['baseline']:.1f} ms",
         )
-    whole, compute, ratio = epoch_against_compute(data, RESNET, 1 if quick else 3)
-    print(
-        f"ResNet-18 epoch with data, targets and metrics: {1e3 * whole:.0f} ms a step, forward + "
-        f"backward + optimizer alone {1e3 * compute:.0f} ms: +{100 * (ratio - 1):.1f}% "
-        "(goal ≤ 5%)"
+    rounds, most = (1, 6) if quick else (3, 100)
+    whole, compute, ratio = epoch_against_compute(data, resnet, rounds, most)
+    found(
+        "ResNet-18's epoch with data, targets, metrics against forward, backward, optimizer alone",
+        ratio - 1,
+        "{:+.1%}",
+        at_most=0.05,
+        note=f"{1e3 * whole:.0f} ms a step against {1e3 * compute:.0f} ms",
     )
     held, total = checkpoint_stall(data, 3 if quick else 7)
     epoch = SHARD[0] / GPU_SPEED
-    print(
-        f"checkpoint of a 300 MB shard: holds the step {held:.2f} s, {100 * held / epoch:.2f}% of "
-        f"the {epoch:.0f} s that its samples take at {GPU_SPEED:,.0f} images/s (goal ≤ 2%); "
-        f"written after {total:.1f} s"
+    found(
+        "checkpoint of a 300 MB shard: how long it holds training, of the "
+        f"{epoch:.0f} s that its samples take at {GPU_SPEED:,.0f} images/s",
+        held / epoch,
+        "{:.2%}",
+        at_most=0.02,
+        note=f"{held:.2f} s; written after {total:.1f} s",
     )
-    before = 0.0
-    for what, after in start_up(data, scratch / "runs").items():
-        print(f"start-up: {what}: {after - before:.1f} s (at {after:.1f} s)")
-        before = after
+    if quick:
+        return
+    moments = start_up(data, scratch / "runs")
+    taken = np.diff([0.0, *moments.values()])
+    parts = [f"{what} {seconds:.0f} s" for what, seconds in zip(moments, taken, strict=True)]
+    found(
+        "from `dps train` to the end of its first epoch, two workers",
+        max(moments.values()),
+        "{:.0f} s",
+        note=", ".join(parts),
+    )
 
 
 if __name__ == "__main__":

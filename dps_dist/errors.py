@@ -1,5 +1,9 @@
 """What went wrong, said in one sentence; the command line prints it, exit code 2 or `code`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class FailedError(Exception):
     """Work that came to no end though nothing was wrong with what was asked: one sentence."""
@@ -19,3 +23,18 @@ class InputError(ValueError):
 
 class PeerFailedError(InputError):
     """Another rank failed; its own message says how, and whether starting again may help."""
+
+
+@contextmanager
+def naming(path: Path, made_as: Path | None = None) -> Iterator[None]:
+    """Failed writes do not say by themselves which file, and so which disk, they were about.
+
+    made_as: what is renamed to `path` when it is whole, and is nothing to the user.
+    """
+    try:
+        yield
+    except OSError as error:
+        ours = made_as is not None and str(error.filename).startswith(str(made_as))
+        if error.errno is not None and (error.filename is None or ours):
+            error.filename, error.filename2 = str(path), None
+        raise

@@ -1,5 +1,6 @@
-"""Prepared data that several tests read: the digits, and a small ImageNet of real photographs."""
+"""What several tests share: the digits, a small ImageNet of photographs, a bucket, a full disk."""
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -58,3 +59,32 @@ def train_digits(digits) -> manifests.Manifest:
 @pytest.fixture(scope="session")
 def train_photos(photos) -> manifests.Manifest:
     return manifests.read(photos, "train")
+
+
+@pytest.fixture(scope="session")
+def s3():
+    """The URL of a new folder in a bucket, of a server in this process that speaks S3."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    boto3 = pytest.importorskip("boto3")
+    server.start()
+    host, port = server.get_host_and_port()
+    account = {"aws_access_key_id": "me", "aws_secret_access_key": "password"}
+    client = boto3.client(
+        "s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **account
+    )
+    client.create_bucket(Bucket="bucket")
+    query = f"endpoint_override=http%3A%2F%2F{host}%3A{port}&scheme=http&region=us-east-1"
+    yield lambda name: f"s3://me:password@bucket/{name}?{query}"
+    server.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own with room for 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

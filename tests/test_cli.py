@@ -1,5 +1,6 @@
 """`dps` as it is typed: what it prints, and one sentence with exit code 2 for every mistake."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from dps_dist.cli import main
 from dps_dist.data import manifest as manifests
 from dps_dist.recipes import paper
 from tests.conftest import write_photos
+from tests.data.test_sources import write_cifar
 
 
 @pytest.fixture
@@ -53,7 +55,10 @@ def test_prepare_preview_and_check(dps, tmp_path):
     assert Path("data/my digits/train.beton").stat().st_mtime_ns == before.st_mtime_ns
     code, out, _ = dps("prepare", "digits", "data/my digits", "--force", "--split", "train")
     assert code == 0 and Path("data/my digits/train.beton").stat().st_ino != before.st_ino
-    code, out, _ = dps("preview", "--set", "data.path=data/my digits", "--out", "batch.png")
+    own = ("--set", "data.path=data/my digits")
+    code, out, _ = dps("preview", "digits-sym40", *own, "--set", "augment.pad=2")
+    assert code == 0 and Path("preview.png").exists()
+    code, out, _ = dps("preview", *own, "--out", "batch.png")
     assert code == 0 and "1,200 images, 10 classes" in out
     with Image.open("batch.png") as picture:
         assert picture.width > 800 and len(picture.convert("L").getcolors()) > 10
@@ -79,6 +84,16 @@ def test_prepare_images_of_folders(dps, tmp_path):
     ]
 
 
+def test_prepare_cifar_or_a_part_of_it(dps, tmp_path):
+    write_cifar(tmp_path / "downloads", "cifar10", "binary")
+    words = ("prepare", "cifar10", "data/cifar10", "--from", "downloads")
+    code, out, _ = dps(*words)
+    assert code == 0 and "train.beton: 20 images" in out and "val.beton: 4 images" in out
+    words = ("prepare", "cifar10", "data/cifar10-7", "--from", "downloads", "--train-images", 7)
+    code, out, _ = dps(*words)
+    assert code == 0 and "train.beton: 7 images" in out and "val.beton: 4 images" in out
+
+
 def test_prepare_lists_every_bad_image(dps, tmp_path):
     root = write_photos(tmp_path / "photos", per_class=4)
     (root / "train/n01/000.JPEG").write_bytes(b"\xff\xd8\xff")
@@ -90,17 +105,43 @@ def test_prepare_lists_every_bad_image(dps, tmp_path):
     assert code == 0 and "6 images" in out
 
 
+def test_a_full_disk_is_named_with_what_to_do(dps, digits, small_disk):
+    (small_disk / "other").write_bytes(bytes((2 << 20) - 4096))
+    picture = small_disk / "batch.png"
+    words = ("preview", "--set", f"data.path={digits}", "--out", picture)
+    assert_sentence(dps(*words), f"dps: {picture}: No space left", "make room there or choose")
+    assert_sentence(dps("prepare", "digits", small_disk / "data"), str(small_disk), "make room")
+    left = [path.name for path in small_disk.rglob("*") if path.is_file()]
+    assert left == ["other"]
+
+
+def test_a_folder_that_may_not_be_written_to_is_named_with_what_to_do(tmp_path):
+    """By the command as a process of its own, for root without the right to ignore rights."""
+    folder = tmp_path / "read only"
+    folder.mkdir(mode=0o555)
+    obey = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    command = [Path(sys.executable).with_name("dps"), "prepare", "digits", folder / "data"]
+    call = [*(obey if os.geteuid() == 0 else []), *command]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 2 and not list(folder.iterdir())
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"dps: {folder}/data: Permission denied: choose another place")
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
         (["prepare", "imagenet", "out"], ["'imagenet' is not known", "imagefolder"]),
-        (["prepare", "cifar10", "out"], ["needs the folder", "cs.toronto.edu"]),
+        (["prepare", "cifar10", "out"], ["needs the folder", "--from", "cs.toronto.edu"]),
         (["prepare", "cifar10", "out", "--from", "nowhere"], ["nowhere does not exist"]),
         (["prepare", "digits", "out", "--quality", "0"], ["--quality is 0"]),
         (["prepare", "digits", "out", "--split", "test"], ["split 'test'", "train, val"]),
         (["preview"], ["data/digits/train.beton does not exist", "dps prepare"]),
         (["preview", "nothing"], ["recipe nothing does not exist"]),
         (["recipes", "show", "digits", "--set", "data.batch=1"], ["data.batch is not a field"]),
+        (["recipes", "show", "digits", "--set", "data.path=a #1"], ["what follows ' #' is lost"]),
+        (["train", "--workers", ""], ["launch.workers is null"]),
+        (["train", "--name", "x" * 101], ["--name is 'xxx", "at most 100 letters"]),
         (["recipes", "show", "digit"], ["did you mean digits"]),
         (["recipes", "show", "digits-dlbb"], ["dlbb is not a part: did you mean dlb?"]),
         (["preview", "--out", "picture"], ["--out is picture", "preview.png"]),
@@ -110,6 +151,48 @@ def test_prepare_lists_every_bad_image(dps, tmp_path):
 def test_mistakes_get_a_sentence(dps, words, parts, tmp_path):
     assert_sentence(dps(*words), *parts)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_number_of_writers_is_refused(dps, tmp_path):
+    code, _, err = dps("prepare", "digits", "out", "--workers", "-1")
+    assert code == 2 and "--workers" in err and not list(tmp_path.iterdir())
+
+
+def test_a_value_of_two_types_is_refused_once(dps):
+    _, _, err = dps("recipes", "show", "digits", "--set", "launch.workers=1.5")
+    assert err.count("launch.workers is 1.5") == 1
+    code, _, err = dps("recipes", "show", "digits", "--set", "train.epochs={a: 1}")
+    assert code == 2 and 'train.epochs is {"a": 1}' in err
+
+
+def test_letters_that_the_terminal_lacks_are_no_traceback():
+    command = [Path(sys.executable).with_name("dps"), "recipes", "--table"]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=ascii_only)
+    assert done.returncode == 0 and "?" in done.stdout and not done.stderr
+
+
+@pytest.mark.parametrize("sigint", ["default_int_handler", "SIG_IGN"])
+def test_sigterm_ends_a_command_as_ctrl_c_does(sigint):
+    """Also one that a script runs in the background, where SIGINT is ignored."""
+    code = f"""if True:
+        import os, signal, time, typer
+        from dps_dist.cli.base import run
+        signal.signal(signal.SIGINT, signal.{sigint})
+        app = typer.Typer()
+        @app.command()
+        def wait():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        run(app)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 143 and done.stderr.endswith("dps: stopped\n"), done.stderr
+
+
+def test_defaults_stand_in_the_help(dps):
+    _, out, _ = dps("train", "--help")
+    assert "[default: digits]" in out
 
 
 def test_a_folder_that_cannot_be_made_gets_a_sentence(dps, tmp_path):
@@ -236,6 +319,20 @@ def test_plan(dps):
         *("--bandwidth", 100, "--images-per-s", 500),
     )
     assert code == 0 and "2.56 GB" in out and "1,281,167" in out and "200 epochs" in out
+    code, out, _ = dps(
+        *("plan", "imagenet-resnet152", "--nodes", 8, "--gpus-per-node", 8, "--bandwidth", 100)
+    )
+    assert code == 0 and "give --images-per-s" in out
+    code, out, _ = dps(
+        *("plan", "imagenet-resnet152", "--nodes", 1, "--gpus-per-node", 8, "--images-per-s", 900)
+    )
+    assert code == 0 and "give --images-per-s" not in out
+    Path("my.yaml").write_text("extends: imagenet-resnet152\ndata: {path: birds}\n")
+    code, out, _ = dps(
+        *("plan", "my.yaml", "--nodes", 2, "--gpus-per-node", 4),
+        *("--samples", 3_000_000, "--classes", 5000),
+    )
+    assert code == 0 and "3,000,000" in out and "5,000" in out
     code, out, _ = dps("plan", "cifar10-resnet18", "--gpus-per-node", 4)
     assert code == 0 and "give --images-per-s" in out
     refused = ("plan", "imagenet-resnet152")

@@ -9,7 +9,7 @@ import yaml
 from dps_dist import config, recipes
 from dps_dist.config import DPS, KD, TE, Baseline, Config, MbLS
 from dps_dist.errors import InputError
-from dps_dist.models import MODELS, build
+from dps_dist.models import build
 from dps_dist.recipes import compose, files, paper
 
 NUM_CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet": 200, "imagefolder": 1000}
@@ -20,6 +20,15 @@ def test_every_recipe_resolves_and_says_what_it_is(name):
     config = recipes.load(name)
     assert recipes.description(name)
     assert yaml.safe_load(recipes.as_yaml(config)) == config.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_has_a_model_that_can_be_built(name):
+    import torch
+
+    config = recipes.load(name)
+    with torch.device("meta"):
+        build(config.model.name, 10, stem=config.model.stem, image_size=config.data.resolution)
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -86,7 +95,10 @@ def test_every_model_of_the_paper_can_be_built():
         for c in map(loaded, paper.recipes())
     }
     assert len(models) == 13
-    assert {name for name, *_ in models} == set(MODELS) - {"small_cnn", "wide_resnet10_2"}
+    assert {name for name, *_ in models} == {
+        *("resnet18", "resnet50", "resnet101", "resnet152", "preact_resnet18", "wide_resnet40_1"),
+        *("densenet121", "densenet169", "densenet201", "densenet264", "vit_b_16"),
+    }
     for name, num_classes, stem, resolution in models:
         with torch.device("meta"):
             build(name, num_classes, stem=stem, image_size=resolution)
@@ -137,6 +149,13 @@ def test_the_small_comparison_shifts_from_prior_to_evidence_when_the_paper_does(
         assert share(small) == pytest.approx(share(large), abs=1 / loaded(small).train.epochs)
         for field in ("gamma", "tau"):
             assert getattr(loaded(small).method, field) == getattr(loaded(large).method, field)
+
+
+def test_a_field_that_stands_twice_is_refused(tmp_path):
+    file = tmp_path / "twice.yaml"
+    file.write_text("extends: digits\ntrain:\n  epochs: 1\n  seed: 2\n  epochs: 3\n")
+    with pytest.raises(InputError, match="at line 5; epochs stands there twice"):
+        recipes.load(str(file))
 
 
 def test_every_part_is_used_by_the_paper():
@@ -581,6 +600,8 @@ def test_a_file_may_extend_a_composed_recipe(tmp_path):
     assert recipes.load(str(mine), ["train.epochs=4"]).train.epochs == 4
     (tmp_path / "more.yaml").write_text("extends: mine.yaml\nwith: {te: {method: {w_max: 6}}}")
     assert recipes.load(str(tmp_path / "more.yaml")).method.w_max == 6
+    mine.write_text("with: {dps: {data: {noise: {kind: asymmetric, mapping: {3: 5}}}}}")
+    assert recipes.load(str(mine)).data.noise.mapping == {3: 5}
 
 
 @pytest.fixture

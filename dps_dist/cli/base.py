@@ -1,6 +1,10 @@
 """What every command shares: the application, how lines are said, `--set`."""
 
+import errno
+import io
+import signal
 import sys
+import threading
 from typing import Annotated, TextIO
 
 import typer
@@ -16,6 +20,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 console = Console(highlight=False)
+NO_RIGHT = "choose another place, or have its rights changed"
+FULL = "make room there or choose another place, then run this again"
+REMEDIES = {
+    errno.EACCES: NO_RIGHT,
+    errno.EPERM: NO_RIGHT,
+    errno.EROFS: NO_RIGHT,
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    errno.ENOENT: "make its folder first, or correct the path",
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR), "choose another path"),
+}
 
 
 def say(line: str, to: TextIO | None = None) -> None:
@@ -34,8 +49,29 @@ def examples(*lines: str) -> str:
     return "Examples:\n\n" + "\n\n".join(f"  {line}" for line in lines)
 
 
+def _end_as_on_ctrl_c() -> threading.Event:
+    """SIGTERM, which Slurm, Kubernetes and `timeout` send, sets the event and acts as a SIGINT.
+
+    What a script puts into the background ignores SIGINT, and is still to be ended.
+    """
+    terminated = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        terminated.set()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    return terminated
+
+
 def run(app: typer.Typer) -> None:
     """A user's mistake is one sentence and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # γ on a terminal that has none becomes a ?
+            stream.reconfigure(errors="replace")
+    terminated = _end_as_on_ctrl_c()
     try:
         app()
     except InputError as error:
@@ -45,10 +81,12 @@ def run(app: typer.Typer) -> None:
         print(f"dps: {error}", file=sys.stderr)
         sys.exit(error.code)
     except SystemExit as ended:
-        if ended.code == 130:  # typer's for Ctrl-C
-            print("dps: stopped", file=sys.stderr)
-        raise
+        if ended.code != 130:  # typer's for Ctrl-C
+            raise
+        print("dps: stopped", file=sys.stderr)
+        sys.exit(143 if terminated.is_set() else 130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"dps: {where}{error.strerror or error}", file=sys.stderr)
+        remedy = f": {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
+        print(f"dps: {where}{error.strerror or error}{remedy}", file=sys.stderr)
         sys.exit(2)

@@ -1,5 +1,6 @@
 """What a run trains on: prepare, sources, preview."""
 
+import io
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,7 +42,7 @@ def prepare(
     quality: Annotated[int, typer.Option(help="JPEG quality.")] = 90,
     skip_bad: Annotated[bool, typer.Option(help="Leave unreadable images out.")] = False,
     force: Annotated[bool, typer.Option(help="Write again what is there.")] = False,
-    workers: Annotated[int, typer.Option(help="Writing processes; 0: one a core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Writing processes; 0: one a core.")] = 0,
 ) -> None:
     """Turn a data set into .beton files, once, for all later runs."""
     from dps_dist.data.sources import SOURCES, open_source, source_splits
@@ -98,6 +99,7 @@ def preview(
     from dps_dist.data.loader import resolution_at, train_loader
     from dps_dist.data.order import EpochOrder
     from dps_dist.data.preview import sheet
+    from dps_dist.report import write_whole
 
     if out.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
         raise InputError(f"--out is {out}: give a picture's name, such as preview.png")
@@ -118,7 +120,10 @@ def preview(
     batches = loader.epoch(order, resolution=resolution_at(config.data, epoch))
     batch = next(batches)
     batches.close()
-    sheet(batch, config.data, manifest).save(out)
+    picture = io.BytesIO()
+    kind = out.suffix.lower().removeprefix(".").replace("jpg", "jpeg")
+    sheet(batch, config.data, manifest).save(picture, kind)
+    write_whole(out, picture.getvalue())
     side = batch.images.shape[-1]
     say(
         f"{manifest.beton}: {len(manifest):,} images, {manifest.num_classes} classes; "

@@ -44,7 +44,10 @@ def _check_bytes(folder: Path) -> None:
 
     betons = sorted(folder.glob("*.beton"))
     if not betons:
-        raise InputError(f"{folder} holds no .beton: run `dps prepare SOURCE {folder}` first")
+        raise InputError(
+            f"{folder} holds no .beton: run `dps prepare SOURCE {folder}` first; "
+            "`dps sources` lists what can be read"
+        )
     with Progress(console=console) as progress:
         for beton in betons:
             expected = manifests.read(folder, beton.stem).checksum

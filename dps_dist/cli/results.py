@@ -14,6 +14,7 @@ from dps_dist.errors import InputError
         "dps report runs/digits-dps",
         "dps report runs/digits-dps runs/digits-baseline",
         "dps report runs/* --out curves.png",
+        "dps report runs/* --out table.md",
     )
 )
 def report(
@@ -23,21 +24,21 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The page, .html, or only its curves, .png or .svg. "
+            help="The page, .html, or only its curves, .png or .svg, or its table, .md. "
             "Default: RUN/report/index.html; of several runs, report.html beside them."
         ),
     ] = None,
 ) -> None:
     """Compare runs: a table here, and a page with curves and what differs between them."""
-    from dps_dist.report import html, plots, tables
+    from dps_dist.report import html, markdown, plots, tables
 
     # `dps report runs/*` names also the page and the figures that it wrote there before.
     others = (".html", ".figures")
     folders = [folder for folder in dict.fromkeys(runs) if folder.suffix not in others] or runs
     found = [tables.read(folder) for folder in folders]
     out = out or html.default_out(found)
-    write = plots.save if out.suffix.lower() in (".png", ".svg") else html.write
-    written = write(found, out)
+    kinds = {".png": plots.save, ".svg": plots.save, ".md": markdown.save}
+    written = kinds.get(out.suffix.lower(), html.write)(found, out)
     console.print(tables.compare(found, console.width))
     say(f"written to {written}")
 
@@ -76,13 +77,11 @@ def evaluate(
 ) -> None:
     """Every figure of trained runs, into RUN/evaluation.json; of several also their ensemble's, and
     mean ± deviation if they differ only in seeds."""
-    import json
-
     import torch
 
     from dps_dist.report import terminal, write_whole
     from dps_dist.train import evaluation
-    from dps_dist.train.state import finite
+    from dps_dist.train.state import as_json
 
     with console.status("evaluating") as status:
         found = evaluation.evaluate(
@@ -105,11 +104,9 @@ def evaluate(
     if out is not None:
         of_all = {"ensemble": together} if together else {}
         of_all |= spread._asdict() if spread else {}
-        text = json.dumps(
-            finite({"runs": rows, **of_all}), indent=1, allow_nan=False, ensure_ascii=False
-        )
-        write_whole(out, f"{text}\n".encode())
-    say(f"written to {', '.join(f'{folder}/{evaluation.JSON}' for folder in rows)}")
+        write_whole(out, as_json({"runs": rows, **of_all}))
+    written = [f"{folder}/{evaluation.JSON}" for folder in rows] + ([str(out)] if out else [])
+    say(f"written to {', '.join(written)}")
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Training: train, submit, recipes."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +12,7 @@ from rich.table import Table
 from dps_dist import recipes
 from dps_dist.cli.base import Settings, app, console, examples, say
 
-Recipe = Annotated[str | None, typer.Argument(help="A recipe's name or file. [default: digits]")]
+Recipe = Annotated[str | None, typer.Argument(help="A recipe's name or file. \\[default: digits]")]
 Workers = Annotated[
     str | None, typer.Option(metavar="N | MIN:MAX", help="Worker processes, fixed or elastic.")
 ]
@@ -40,17 +41,29 @@ def train(
 ) -> None:
     """Train a model on a Ray cluster, or on this machine where there is none."""
     from dps_dist.launch import runs
-    from dps_dist.launch.display import Display
-    from dps_dist.launch.ray_train import train as start
+    from dps_dist.train.storage import without_secrets
+    from dps_dist.train.trained import CONFIG
 
-    asked = [*(settings or ()), *([f"launch.workers={workers}"] if workers else [])]
+    asked = [*(settings or ()), *([] if workers is None else [f"launch.workers={workers}"])]
     run = runs.open_run(recipe, asked, out, name, resume)
     if run.is_finished:
-        say(f"{run.storage} is finished: `dps report {run.storage}` shows it")
+        remote = run.storage.local is None  # which `dps report` cannot read
+        what_next = "" if remote else f": `dps report {shlex.quote(str(run.storage))}` shows it"
+        say(f"{run.storage} is finished{what_next}")
         return
+    from dps_dist.launch.display import Display
+    from dps_dist.launch.ray_train import train as start  # Ray, seconds after a refusal
+
     display = Display(console)
     try:
         start(run, display)
+    except KeyboardInterrupt:
+        if not run.storage.exists(CONFIG):
+            raise  # there is nothing yet to go on with
+        place = without_secrets(out)
+        again = shlex.join(["dps", "train", "--name", run.storage.name, "--out", place, "--resume"])
+        say(f"`{again}` goes on where it was", to=sys.stderr)
+        raise typer.Exit(130) from None
     finally:
         display.close()
 
@@ -75,7 +88,7 @@ def submit(
         str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The cluster's dashboard.")
     ] = "http://127.0.0.1:8265",
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the cluster's token. [default: Ray's settings]")
+        Path | None, typer.Option(help="File with the cluster's token. \\[default: Ray's settings]")
     ] = None,
     working_dir: Annotated[
         Path, typer.Option(help="What travels with the job; data, runs and .gitignore's do not.")

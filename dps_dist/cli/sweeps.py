@@ -31,7 +31,7 @@ Workers = Annotated[
     str, typer.Option("--workers-per-trial", metavar="N", help="Worker processes of a trial.")
 ]
 Concurrent = Annotated[
-    int | None, typer.Option(help="Trials at once. [default: all that the cluster holds]")
+    int | None, typer.Option(help="Trials at once. \\[default: all that the cluster holds]")
 ]
 Scheduler = Annotated[
     Literal["none", "asha"], typer.Option(help="asha: stop trials that lag behind, early.")
@@ -39,7 +39,7 @@ Scheduler = Annotated[
 HoldOut = Annotated[
     int,
     typer.Option(
-        help="Training samples to score on. [default: the recipe's data.hold_out, or a tenth]"
+        help="Training samples to score on. \\[default: the recipe's data.hold_out, or a tenth]"
     ),
 ]
 Metric = Annotated[
@@ -47,7 +47,7 @@ Metric = Annotated[
 ]
 Out = Annotated[str, typer.Option(help="Where sweeps are: a folder, s3://, gs://.")]
 Name = Annotated[
-    str | None, typer.Option(help="The sweep's folder in --out. [default: recipe and time]")
+    str | None, typer.Option(help="The sweep's folder in --out. \\[default: recipe and time]")
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue the sweep --name, asked for as it was begun.")

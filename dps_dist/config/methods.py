@@ -4,7 +4,8 @@ Symbols are the papers'. Defaults are those of the DPS paper's comparison; where
 field's own paper or public code, or our reading, is named in the method's file.
 """
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, FiniteFloat, model_validator
 
@@ -202,6 +203,16 @@ class KD(Section):
     lam: Fraction = Field(0.9, description="share λ of the distillation")
     task: Task = Field(Baseline(), description="the other share: the loss with the labels")
 
+    @model_validator(mode="after")
+    def _without_passwords(self) -> "KD":
+        for teacher in self.teachers:
+            if found := re.match(r"([^:]*://)[^/@]*@", teacher):
+                raise ValueError(
+                    f"teachers holds {found[1]}***@…, a password that config.yaml would keep: give "
+                    "credentials by the machine's role or environment"
+                )
+        return self
+
 
 Method = Annotated[
     Baseline
@@ -223,3 +234,4 @@ Method = Annotated[
     | ACLS,
     Field(discriminator="name"),
 ]
+METHODS: tuple[type[Any], ...] = get_args(get_args(Method)[0])  # the settings of each

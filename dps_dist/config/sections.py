@@ -182,7 +182,7 @@ class Evaluate(Section):
     )
     every_epochs: Positive = Field(1, description="evaluate after every so many epochs")
     batch_size: Positive | None = Field(
-        None, description="images at once over all workers; none stands for data.batch_size"
+        None, description="images at once over all workers; none: as many as in training"
     )
 
 

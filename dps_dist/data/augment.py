@@ -1,4 +1,4 @@
-"""Batch-level augmentation: CutMix, CutOut, MixUp, strong views, and the half-batch split.
+"""Batch-level augmentation: CutMix, CutOut, MixUp and strong views.
 
 Pure functions of their inputs and a generator that `generator(seed, epoch, …)` makes; the loader
 has done the crops and flips before. Shapes: images [B, C, H, W], normalised.
@@ -24,10 +24,6 @@ class Mixed:
     partner: Tensor
     lam: float
 
-    def mix(self, targets: Tensor) -> Tensor:
-        """The targets [B, K] mixed as the images are."""
-        return self.lam * targets + (1 - self.lam) * targets[self.partner]
-
 
 def generator(*key: int) -> torch.Generator:
     """Randomness of one step, on the CPU: the same after a restart, on any device.
@@ -36,12 +32,6 @@ def generator(*key: int) -> torch.Generator:
     """
     state = SeedSequence(key).generate_state(1, "uint64")[0]
     return torch.Generator().manual_seed(int(state >> 1))
-
-
-def half_split(batch_size: int) -> tuple[slice, slice]:
-    """(plain, augmented): DPS distils from the first half and augments the second."""
-    middle = -(-batch_size // 2)
-    return slice(0, middle), slice(middle, batch_size)
 
 
 def mixup(images: Tensor, alpha: float, random: torch.Generator) -> Mixed:

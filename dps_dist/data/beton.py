@@ -134,6 +134,8 @@ def _serve(
         pipe.send((allocator.allocations, None))
     except OSError as error:
         pipe.send(([], error.strerror or str(error)))
+    except Exception as error:  # of FFCV, which knows no better
+        pipe.send(([], f"{type(error).__name__}: {error}"))
     os._exit(0)  # what the parent set up is not this process's to take down
 
 

@@ -125,7 +125,9 @@ def read(folder: Path | str, split: str) -> Manifest:
 
 def beton_fields(beton: Path) -> list[str]:
     """The field names of a .beton; an InputError when it is not a whole one."""
-    return [bytes(name).rstrip(b"\0").decode() for name in _header(beton)[1]["name"]]
+    return [
+        bytes(name).rstrip(b"\0").decode(errors="replace") for name in _header(beton)[1]["name"]
+    ]
 
 
 def checksum(file: Path, progress: Callable[[int], None] = lambda _: None) -> str:
@@ -142,7 +144,10 @@ def _header(beton: Path) -> tuple[Any, Any]:
     from dps_dist.data.ffcv import CURRENT_VERSION, FieldDescType, HeaderType
 
     if not beton.is_file():
-        raise InputError(f"{beton} does not exist: run `dps prepare SOURCE {beton.parent}` first")
+        raise InputError(
+            f"{beton} does not exist: run `dps prepare SOURCE {beton.parent}` first; "
+            "`dps sources` lists what can be read"
+        )
     size = beton.stat().st_size
     if size < HeaderType.itemsize:
         raise InputError(f"{beton} is truncated ({size:,} bytes): {_REMEDY}")
@@ -164,7 +169,11 @@ def _table_digest(beton: Path) -> str:
     from dps_dist.data.ffcv import HeaderType, get_handlers, get_metadata_type
 
     header, descriptors = _header(beton)
-    rows = get_metadata_type(get_handlers(descriptors)).itemsize * int(header["num_samples"])
+    try:
+        row = get_metadata_type(get_handlers(descriptors)).itemsize
+    except (KeyError, AttributeError):
+        raise InputError(f"{beton} has fields of no type that FFCV knows: {_REMEDY}") from None
+    rows = min(row * int(header["num_samples"]), beton.stat().st_size)  # a damaged count is huge
     with beton.open("rb") as stream:
         stream.seek(HeaderType.itemsize + descriptors.nbytes)
         digest = hashlib.blake2b(stream.read(rows), digest_size=16)
@@ -184,13 +193,3 @@ class _Paths(Sequence[str]):
 
     def __getitem__(self, i: Any) -> Any:
         return self._column[i].as_py()
-
-
-def replace_file(partial: Path, final: Path) -> None:
-    """Make `partial` appear as `final`, whole, even if the machine stops right after."""
-    with partial.open("rb") as stream:
-        os.fsync(stream.fileno())
-    partial.replace(final)
-    folder = os.open(final.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)

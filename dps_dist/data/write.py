@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dps_dist.config.flat import flatten
 from dps_dist.data import manifest as manifests
 from dps_dist.data.beton import write_beton
 from dps_dist.data.ffcv import RGBImageField
-from dps_dist.data.manifest import Manifest, manifest_path, replace_file
+from dps_dist.data.manifest import Manifest, manifest_path
 from dps_dist.data.sources import BadImage, Source
-from dps_dist.errors import InputError
+from dps_dist.errors import InputError, naming
 
 # FFCV's unit of writing, which an image must fit in: its own size, or more for larger images.
 PAGE, LARGEST_PAGE = 1 << 23, 1 << 26
@@ -56,21 +57,19 @@ def already_prepared(
     prepared: what tells this data from other data (source, root, which part), kept in the manifest.
     """
     beton = folder / f"{split}.beton"
-    if not beton.exists() or not manifest_path(beton).exists():
-        if beton.exists():
-            raise InputError(
-                f"{beton} is there without a manifest, so it was not written by dps prepare: "
-                "choose another folder, or pass --force to replace it"
-            )
+    if not beton.exists():
         return None
-    manifest, wanted = manifests.read(folder, split), _prepared(prepared, options)
-    if manifest.prepared != wanted:
-        there = manifest.prepared
-        key = next(k for k in wanted | there if there.get(k) != wanted.get(k))
+    remedy = "choose another folder, or pass --force to replace it"
+    if not manifest_path(beton).exists():
         raise InputError(
-            f"{beton} was prepared otherwise ({key}: {there.get(key)}, "
-            f"now {wanted.get(key)}): choose another folder, or pass --force to replace it"
+            f"{beton} is there without a manifest, so it was not written by dps prepare: {remedy}"
         )
+    manifest = manifests.read(folder, split)
+    then, now = dict(flatten(manifest.prepared)), dict(flatten(_prepared(prepared, options)))
+    for key in now | then:
+        if then.get(key) != now.get(key):
+            old, new = (_option(key, how.get(key)) for how in (then, now))
+            raise InputError(f"{beton} was prepared {old}, now it is asked for {new}: {remedy}")
     return manifest
 
 
@@ -89,7 +88,7 @@ def write_split(
     folder.mkdir(parents=True, exist_ok=True)
     beton = folder / f"{split}.beton"
     partial, partial_manifest = (folder / f".{split}.{end}.partial" for end in ("beton", "parquet"))
-    with _alone_in(folder):
+    with naming(beton), _alone_in(folder):
         try:
             chosen = _write_readable(source, partial, options, skip_bad, workers, say)
             labels = source.labels[chosen]
@@ -105,8 +104,8 @@ def write_split(
             manifests.write(manifest, partial_manifest, partial)
             # The manifest vouches for the beton: the old one goes first, the new one comes last.
             manifest_path(beton).unlink(missing_ok=True)
-            replace_file(partial, beton)
-            replace_file(partial_manifest, manifest_path(beton))
+            _replace(partial, beton)
+            _replace(partial_manifest, manifest_path(beton))
         finally:
             partial.unlink(missing_ok=True)
             partial_manifest.unlink(missing_ok=True)
@@ -116,6 +115,23 @@ def write_split(
 
 def _prepared(prepared: dict[str, Any], options: ImageOptions) -> dict[str, Any]:
     return {**prepared, "images": asdict(options)}
+
+
+def _option(key: str, value: Any) -> str:
+    """What the manifest keeps under a key, as it is said to `dps prepare`."""
+    option = "--" + key.rpartition(".")[2].replace("_", "-")
+    name = {"source": "source", "root": "--from"}.get(key, option)
+    return f"without {name}" if value is None else f"with {name} {value}"
+
+
+def _replace(partial: Path, final: Path) -> None:
+    """Make `partial` appear as `final`, whole, even if the machine stops right after."""
+    with partial.open("rb") as stream:
+        os.fsync(stream.fileno())
+    partial.replace(final)
+    folder = os.open(final.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
 
 
 @contextmanager

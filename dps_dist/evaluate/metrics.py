@@ -38,7 +38,7 @@ class Tally:
     those that count samples are exact integers where the weights are 0 and 1.
     """
 
-    def __init__(self, bins: int = 15, device: torch.device | str = "cpu") -> None:
+    def __init__(self, bins: int = BINS, device: torch.device | str = "cpu") -> None:
         if bins < 1:
             raise InputError(f"bins is {bins}: give at least 1")
         self.sums = torch.zeros(COUNTS + 2 * bins, dtype=torch.float64, device=device)
@@ -157,13 +157,6 @@ class Figures:
     def reliability(self, bins: int = BINS) -> Reliability:
         """The reliability diagram of the samples counted."""
         return reliability_of(self._confidence, self._right, bins)
-
-
-def figures_of(logits: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
-    """The figures of logits [N, K] and labels [N], every row once."""
-    tally = Tally(bins, logits.device)
-    tally.add(logits, labels, torch.ones(len(labels), device=logits.device))
-    return tally.figures()
 
 
 def measured(logits: Tensor, labels: Tensor) -> Figures:

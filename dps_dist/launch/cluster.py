@@ -1,13 +1,18 @@
 """The Ray cluster that a run is on: joined, or started here; and what its nodes can hold."""
 
 import os
+import signal
 import socket
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.train.v2.api.config import ScalingConfig
+from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dps_dist.config import Launch
@@ -26,22 +31,33 @@ def connect() -> bool:
     at = address()
     if at is None:
         try:
-            ray.init(address="local", include_dashboard=False, **quiet)
+            with _our_sigterm():
+                ray.init(address="local", include_dashboard=False, **quiet)
         except Exception as error:  # Ray's own is a plain one where it has waited in vain
             raise FailedError(
                 f"Ray does not start on this machine ({reason_of(error)}): is it very busy, or is "
-                "there no room in /tmp? `dps doctor` looks"
+                f"{tempfile.gettempdir()} full or not to be written to? `dps doctor` looks"
             ) from None
         return True
     tokens.check(at.removeprefix("ray://"))
     try:
-        ray.init(address=at, **quiet)
+        with _our_sigterm():
+            ray.init(address=at, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(
             f"the Ray cluster at {at} refuses ({reason_of(error)}): see its logs, "
             "or unset RAY_ADDRESS to train on this machine"
         ) from None
     return True
+
+
+@contextmanager
+def _our_sigterm() -> Iterator[None]:
+    """Ray puts its own handler in place of this process's, and aborts with a dump of the stack."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def address() -> str | None:
@@ -77,9 +93,10 @@ def nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
-def beside() -> NodeAffinitySchedulingStrategy:
-    """On this process's node: elsewhere an actor would be lost with that node."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+def queue() -> Queue:
+    """On this process's node: elsewhere it would be lost with that node."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
 
 
 def placement(

@@ -97,7 +97,6 @@ def submit(to: JobSubmissionClient, command: str, working_dir: Path, exclude: Se
 
 def follow(to: JobSubmissionClient, job: str, say: Callable[[str], None]) -> int:
     """Its log as it comes; the exit code that it ended with."""
-
     said = 0
 
     async def read() -> None:

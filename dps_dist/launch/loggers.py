@@ -3,6 +3,7 @@
 All hear the same rows, under the keys of metrics.jsonl, at the step that they belong to.
 """
 
+import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,8 @@ from typing import Any, Self
 
 from dps_dist.config import Config
 from dps_dist.errors import InputError
-from dps_dist.launch.runs import PASSWORD, Run, flat
+from dps_dist.launch.runs import Run, flat
+from dps_dist.train.storage import without_secrets
 
 MOST_SAID = 200  # characters of an error
 PROJECT, TAG = "dps_dist", "dps_dist_run"
@@ -32,7 +34,11 @@ class Logger(ABC):
 
 
 class TensorBoard(Logger):
-    """Event files in RUN/tensorboard, of runs on a disk; what came after `step` is replaced."""
+    """Event files in RUN/tensorboard, of runs on a disk; what came after `step` is replaced.
+
+    By the file's writer and not `SummaryWriter`, whose thread dies of a full disk without a word:
+    then nobody empties its queue, and who puts into it waits for ever.
+    """
 
     def __init__(self) -> None:
         self._writer: Any = None
@@ -40,18 +46,27 @@ class TensorBoard(Logger):
     def start(self, run: Run, step: int) -> None:
         self.close()
         if run.storage.local is not None:
-            from tensorboardX import SummaryWriter
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import SessionLog
 
             folder = run.storage.local / "tensorboard"
+            folder.mkdir(parents=True, exist_ok=True)
             # A file of its own, also where two starts fall into one second
-            own = f".{step:08d}"
-            self._writer = SummaryWriter(str(folder), purge_step=step + 1, filename_suffix=own)
+            self._writer = EventsWriter(str(folder / "events"), f".{step:08d}")
+            self._write(step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         if self._writer is not None:
-            for key, value in figures.items():
-                self._writer.add_scalar(key, value, step)
-            self._writer.flush()
+            from tensorboardX.proto.summary_pb2 import Summary
+
+            values = [Summary.Value(tag=key, simple_value=figures[key]) for key in figures]
+            self._write(step, summary=Summary(value=values))
+
+    def _write(self, step: int, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._writer.write_event(Event(wall_time=time.time(), step=step, **content))
+        self._writer.flush()
 
     def close(self, failed: bool = False) -> None:
         if self._writer is not None:
@@ -165,7 +180,7 @@ class Loggers:
 def _said(error: Exception) -> str:
     """The first line, or what there is room for, without the password of a server's address."""
     line = (str(error).splitlines() or [repr(error)])[0]
-    return PASSWORD.sub("://***@", line)[:MOST_SAID]
+    return without_secrets(line)[:MOST_SAID]
 
 
 def identity(run: Run) -> str:

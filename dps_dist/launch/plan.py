@@ -29,12 +29,9 @@ class Cluster:
     images_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for option, value, least in (
-            ("--nodes", self.nodes, 1),
-            ("--gpus-per-node", self.gpus_per_node, 1),
-        ):
-            if value < least:
-                raise InputError(f"{option} is {value}: give {least} or more")
+        for option, count in (("--nodes", self.nodes), ("--gpus-per-node", self.gpus_per_node)):
+            if count < 1:
+                raise InputError(f"{option} is {count}: give 1 or more")
         for option, rate in (
             ("--bandwidth", self.bandwidth),
             ("--images-per-s", self.images_per_s),
@@ -218,10 +215,9 @@ class Plan:
     @property
     def batch_bytes(self) -> int:
         """Images that a worker's loader holds, a byte a colour."""
-        data = self.config.data
+        data, views = self.config.data, methods.build(self.config.method).views
         share = -(-data.batch_size // self.cluster.workers)
-        at_once = min(share, data.max_per_worker or share)
-        return BATCHES_HELD * at_once * 3 * data.resolution**2
+        return BATCHES_HELD * share * views * 3 * data.resolution**2
 
     @property
     def host_memory(self) -> int:

@@ -54,6 +54,10 @@ class Job:
     events: Queue
 
 
+class LostRunError(FailedError):
+    """What led the run is gone, as a process that the kernel killed: it may be started again."""
+
+
 class Display(Protocol):
     """Where events are shown."""
 
@@ -88,6 +92,10 @@ def train(run: Run, display: Display) -> dict[str, Any]:
         raise FailedError(
             f"the run failed too often, at last with {reason_of(error)}: {run.storage / ERRORS} "
             "has it all; --resume continues from the last checkpoint"
+        ) from None
+    except RayError as error:
+        raise LostRunError(
+            f"Ray lost the run ({reason_of(error)}): --resume continues from the last checkpoint"
         ) from None
     finally:
         if ours:
@@ -159,7 +167,7 @@ def for_workers(config: Config, here: str | None = None) -> Config:
 
 
 def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
-    events = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": cluster.beside()})
+    events = cluster.queue()
     config = for_workers(run.config)
     filesystem, root = run.storage.parent.filesystem
     trainer = TorchTrainer(
@@ -205,10 +213,10 @@ def work(settings: dict[str, Any]) -> None:
     try:
         device = ray.train.torch.get_device()
         run(config, storage, tell, device=device, threads=threads, monitor=telemetry.see)
-    except (InputError, OSError) as error:
+    except Exception as error:
         if is_hopeless(error):
             why = type(error).__name__
-            tell({"kind": "refused", "text": _sentence(error), "error": why})
+            tell({"kind": "refused", "text": sentence(error), "error": why})
         raise
     finally:
         telemetry.close()
@@ -218,7 +226,9 @@ def is_hopeless(error: Exception) -> bool:
     """Whether starting again would end the same way."""
     if isinstance(error, OSError):
         return error.errno in HOPELESS
-    return not isinstance(error, PeerFailedError)  # that one's own error tells
+    if isinstance(error, PeerFailedError | LostRunError):  # a peer's own error tells
+        return False
+    return isinstance(error, InputError | FailedError)
 
 
 class _Placed(WorkerGroupCallback):
@@ -305,7 +315,8 @@ def _waiting(events: Queue) -> list[dict[str, Any]]:
     return found
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
+    """What is said of a hopeless one."""
     if not isinstance(error, OSError):
         return str(error)
     where = f"{error.filename}: " if error.filename else ""

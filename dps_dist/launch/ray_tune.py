@@ -18,21 +18,22 @@ from typing import Any
 import ray
 from ray import tune
 from ray.exceptions import RayError
+from ray.tune import TuneError
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.util.queue import Queue
 
 from dps_dist import recipes
 from dps_dist.config import Launch
-from dps_dist.errors import InputError
+from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch import space as spaces
 from dps_dist.launch.cluster import (
-    beside,
     connect,
     needs_of,
     nodes,
     placement,
+    queue,
     reason_of,
     runs_at_once,
 )
@@ -63,6 +64,11 @@ def sweep(folder: Folder, concurrent: int | None, changed: Changed) -> None:
         create(folder)
         with folder.locked():
             _fit(folder, config.launch, most, search, changed)
+    except (TuneError, RayError) as error:  # Tune's own holds what our listener met, a full disk
+        raise FailedError(
+            f"the sweep cannot go on ({reason_of(error)}): when that is mended, the same command "
+            f"with --name {folder.storage.name} --resume does"
+        ) from None
     finally:
         if ours:
             ray.shutdown()
@@ -92,9 +98,7 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
         return
     url = folder.storage.url
     stopped = {name for name, trial in folder.trials.items() if trial.status == "stopped"}
-    placed = (
-        None if alone else Queue(actor_options={"num_cpus": 0, "scheduling_strategy": beside()})
-    )
+    placed = None if alone else queue()
     fields, here = recipes.fields_of(asked.recipe), str(Path().absolute())
     every_s = HEARD_S if asked.scheduler == "none" else 0.0
 

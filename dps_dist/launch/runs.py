@@ -1,15 +1,18 @@
 """A run's folder: made new, or found again for --resume. `dps train` asks before Ray is started."""
 
 import datetime
+import errno
 import fcntl
 import os
 import platform
 import re
+import secrets
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,11 +25,10 @@ from dps_dist.config import Config
 from dps_dist.config.flat import flatten
 from dps_dist.errors import InputError
 from dps_dist.train.state import METRICS, SUMMARY
-from dps_dist.train.storage import Storage
-from dps_dist.train.trained import CONFIG
+from dps_dist.train.storage import Storage, sync, without_secrets
+from dps_dist.train.trained import CONFIG, read_fields
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-PASSWORD = re.compile(r"://[^/@\s]*@")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # What may differ when a run is resumed: it changes how, not what, is computed.
 FREE = ("launch.", "train.checkpoint.", "data.threads", "data.path")
 
@@ -45,13 +47,20 @@ class Run:
         return not self.is_new and self.storage.exists(SUMMARY)
 
     def create(self) -> None:
-        if self.storage.local is not None:
-            try:
-                self.storage.local.mkdir(parents=True)
-            except FileExistsError:
-                raise _exists(self.storage) from None  # somebody was faster
+        """The folder, there with its configuration or not at all: without it nobody could go on."""
         facts = yaml.safe_dump({"run": _facts(self.storage.name, self.recipe)}, sort_keys=False)
-        self.storage.write(CONFIG, (recipes.as_yaml(self.config) + facts).encode())
+        content = (recipes.as_yaml(self.config) + facts).encode()
+        if self.storage.local is None:
+            self.storage.write(CONFIG, content)
+            return
+        begun = self.storage.parent / f".{self.storage.name}.{secrets.token_hex(4)}"
+        assert begun.local is not None
+        try:
+            begun.write(CONFIG, content)
+            _rename(begun.local, self.storage)
+        finally:
+            shutil.rmtree(begun.local, ignore_errors=True)
+        sync(begun.local.parent)
 
     def forget(self) -> None:
         """A run that was created and refused before its first epoch leaves nothing."""
@@ -59,18 +68,22 @@ class Run:
         if self.is_new and not measured and not self.storage.names("checkpoints"):
             self.storage.remove("")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Nobody else on this machine runs it meanwhile; the lock goes with the process."""
-        if self.storage.local is None:
-            yield
-            return
-        with (self.storage.local / CONFIG).open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"{self.storage} is being trained by another process") from None
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        return locked(self.storage, CONFIG, "trained")
+
+
+@contextmanager
+def locked(storage: Storage, file: str, done: str) -> Iterator[None]:
+    """Nobody else on this machine does it meanwhile; the lock goes with the process."""
+    if storage.local is None:
+        yield
+        return
+    with (storage.local / file).open("rb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{storage} is being {done} by another process") from None
+        yield
 
 
 def open_run(
@@ -82,7 +95,7 @@ def open_run(
     config = recipes.load(recipe or recipes.DEFAULT, settings)
     if name is None:
         name = _default_name(recipe or recipes.DEFAULT, config)
-    storage = _folder(out, name)
+    storage = folder(out, name)
     if storage.exists(CONFIG):
         raise _exists(storage)
     if storage.names():
@@ -94,13 +107,23 @@ def _exists(storage: Storage) -> InputError:
     return InputError(f"{storage} exists: choose another --name, or continue it with --resume")
 
 
+def _rename(begun: Path, storage: Storage) -> None:
+    """To the run's folder, if there is none, or an empty one: somebody may have been faster."""
+    try:
+        begun.rename(str(storage.local))
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise _exists(storage) from None
+        raise
+
+
 def _existing(recipe: str | None, settings: Sequence[str], out: str, name: str | None) -> Run:
     if name is None:
         raise InputError("--resume needs the --name of the run that is to be continued")
-    storage = _folder(out, name)
+    storage = folder(out, name)
     if not storage.exists(CONFIG):
         raise InputError(f"{storage} is not a run, it has no {CONFIG}: check --out and --name")
-    fields = recipes.parse(storage.read(CONFIG).decode(), str(storage / CONFIG))
+    fields = read_fields(storage)
     stored = recipes.resolve(fields, where=str(storage / CONFIG))
     asked = (
         recipes.load(recipe, settings)
@@ -140,9 +163,10 @@ def flat(config: Config) -> Iterator[tuple[str, Any]]:
     return flatten(config.model_dump(mode="json"))
 
 
-def _folder(out: str, name: str) -> Storage:
+def folder(out: str, name: str) -> Storage:
+    """Of a run or a sweep."""
     if not NAME.fullmatch(name):
-        raise InputError(f"--name is {name!r}: give letters, digits, '.', '_' and '-'")
+        raise InputError(f"--name is {name!r}: give at most 100 letters, digits, '.', '_' and '-'")
     return Storage(out) / name
 
 
@@ -153,7 +177,7 @@ def _facts(name: str, recipe: str | None) -> dict[str, Any]:
         "name": name,
         "recipe": recipe,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": PASSWORD.sub("://***@", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "command": without_secrets(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "revision": _revision(),
         "python": platform.python_version(),
         **{package: version(package) for package in packages},

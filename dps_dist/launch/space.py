@@ -66,13 +66,9 @@ def grid(space: Space) -> list[Point]:
     for field, values in space.items():
         if not isinstance(values, list):
             raise InputError(f"{field} is a range: give a list of values, or --search random")
-    each = [dict.fromkeys(map(_hashable, values)) for values in space.values()]
+    each = [dict.fromkeys(map(json.dumps, values)) for values in space.values()]
     chosen = itertools.product(*([json.loads(value) for value in values] for values in each))
     return [dict(zip(space, values, strict=True)) for values in chosen]
-
-
-def _hashable(value: Any) -> str:
-    return json.dumps(value)
 
 
 def draw(space: Space, count: int, seed: int = 0) -> list[Point]:

@@ -8,10 +8,9 @@
 The runs themselves hold the figures; nothing here is needed to read one of them.
 """
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,8 +21,8 @@ from dps_dist.config import Config
 from dps_dist.data import manifest as manifests
 from dps_dist.data.hold_out import HOLD_OUT
 from dps_dist.errors import InputError
+from dps_dist.launch import runs
 from dps_dist.launch import space as spaces
-from dps_dist.launch.runs import NAME
 from dps_dist.launch.space import Point, Space
 from dps_dist.train.storage import Storage
 
@@ -131,25 +130,13 @@ class Folder:
     def count(self, *statuses: Status) -> int:
         return sum(trial.status in statuses for trial in self.trials.values())
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Nobody else on this machine runs it meanwhile; the lock goes with the process."""
-        if self.storage.local is None:
-            yield
-            return
-        with (self.storage.local / SWEEP).open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"{self.storage} is being run by another process") from None
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        return runs.locked(self.storage, SWEEP, "run")
 
 
 def open_folder(sweep: Sweep, out: str, name: str, resume: bool) -> Folder:
     """A new sweep's folder, or with `resume` the one that it was begun in."""
-    if not NAME.fullmatch(name):
-        raise InputError(f"--name is {name!r}: give letters, digits, '.', '_' and '-'")
-    storage = Storage(out) / name
+    storage = runs.folder(out, name)
     if not resume:
         if storage.names():
             raise InputError(
@@ -158,7 +145,9 @@ def open_folder(sweep: Sweep, out: str, name: str, resume: bool) -> Folder:
         return Folder(sweep, storage)
     if not storage.exists(SWEEP):
         raise InputError(f"{storage} is not a sweep, it has no {SWEEP}: check --out and --name")
-    before, now = yaml.safe_load(storage.read(SWEEP)), _plain(sweep)
+    before = _held(storage, SWEEP, yaml.safe_load)
+    kept = _held(storage, TRIALS, json.loads) if storage.exists(TRIALS) else {}
+    now = _plain(sweep)
     differ = [
         "the recipe has changed" if key == "fields" else f"{key} is {now[key]!r} and was {was!r}"
         for key in now
@@ -169,8 +158,20 @@ def open_folder(sweep: Sweep, out: str, name: str, resume: bool) -> Folder:
             f"{storage} is another sweep ({'; '.join(differ)}): repeat the command that began it "
             "with --resume, or choose another --name"
         )
-    kept: dict[str, Any] = json.loads(storage.read(TRIALS)) if storage.exists(TRIALS) else {}
     return Folder(sweep, storage, {name: Trial(**trial) for name, trial in kept.items()})
+
+
+def _held(storage: Storage, file: str, parse: Callable[[bytes], Any]) -> dict[str, Any]:
+    """The mapping in a file of the sweep."""
+    try:
+        content = parse(storage.read(file))
+    except (yaml.YAMLError, ValueError):
+        content = None
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{storage / file} is damaged: restore it, or begin the sweep with another --name"
+        )
+    return content
 
 
 def create(folder: Folder) -> None:

@@ -20,7 +20,7 @@ from ray.util.queue import Queue
 from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch.loggers import Loggers
-from dps_dist.launch.ray_train import ERRORS, is_hopeless
+from dps_dist.launch.ray_train import ERRORS, is_hopeless, sentence
 from dps_dist.launch.runs import Run
 from dps_dist.launch.telemetry import RankTelemetry
 from dps_dist.train.loop import run as run_loop
@@ -53,11 +53,9 @@ def trial(run: Run, stopped: set[str], placed: Queue | None, every_s: float) -> 
                 _train(run, told, stack)
                 return
         ray_train.train(replace(run, is_new=False), _Teller(run, told, placed))
-    except (InputError, FailedError) as error:  # starting again would not mend it
-        tune.report({"refused": str(error), **dict.fromkeys(FIGURES, math.nan)})
     except Exception as error:
-        if isinstance(error, OSError) and is_hopeless(error):
-            tune.report({"refused": str(error), **dict.fromkeys(FIGURES, math.nan)})
+        if is_hopeless(error):
+            tune.report({"refused": sentence(error), **dict.fromkeys(FIGURES, math.nan)})
             return
         if run.storage.exists(CONFIG):
             run.storage.write(ERRORS, traceback.format_exc().encode())

@@ -160,7 +160,7 @@ class Method(ABC):
 def remember(targets: Targets, index: Tensor, p: Tensor) -> None:
     """One more visit with the predictions p [B, K]; none where they are not finite.
 
-    Such a loss ends the run or, in float16, skips the step.
+    Such a loss ends the run, in float16 too: no smaller scale would mend what overflowed before it.
     """
     targets.update(index.where(p.isfinite().all(-1), PADDING), p.detach())
 

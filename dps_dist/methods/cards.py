@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import get_args
 
 from pydantic import BaseModel
 
@@ -40,9 +39,8 @@ _MIXES: Mapping[str, str] = {
 
 def cards() -> str:
     """The whole page."""
-    rows = get_args(get_args(config.Method)[0])
     by_recipe: dict[str, str] = {name: recipes.load(name).method.name for name in paper.recipes()}
-    return "\n".join([HEAD, *(_card(row, by_recipe) for row in rows)])
+    return "\n".join([HEAD, *(_card(row, by_recipe) for row in config.METHODS)])
 
 
 def _card(settings: type[BaseModel], by_recipe: dict[str, str]) -> str:
@@ -68,7 +66,7 @@ def _kept(method: Method) -> str:
         return f"{size} bytes a sample, in the sharded store"
     if method.recalls:
         return "the last batch: its second view, and 4K bytes of logits a sample of it"
-    return "numbers a bin" if method.state_dict() else "nothing"
+    return "a few numbers" if method.state_dict() else "nothing"
 
 
 def _table(settings: type[BaseModel]) -> str:

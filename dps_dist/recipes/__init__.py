@@ -7,6 +7,7 @@ A name is a file's, or a file's and parts (`compose.py`); `paper.py` names those
 import datetime
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 DEFAULT = "digits"
+MOST_SHOWN = 80  # letters of a wrong value
 
 
 def load(name: str = DEFAULT, settings: Iterable[str] = ()) -> Config:
@@ -52,6 +54,10 @@ def resolve(fields: Mapping[str, Any], settings: Iterable[str] = (), *, where: s
         path, equals, text = setting.partition("=")
         if not equals or not all(path.split(".")):
             raise InputError(f"--set {setting}: write it as section.field=value")
+        if re.search(r"\s#", text) and not text.startswith(("'", '"')):
+            raise InputError(
+                f"--set {setting}: what follows ' #' is lost: quote it, {path}='\"…\"'"
+            )
         merged = merge(merged, _nested(path.split("."), value(text, f"--set {setting}")))
     try:
         # Strict, and through JSON: text is no number and true is no 1, but a list may fill a tuple.
@@ -61,7 +67,10 @@ def resolve(fields: Mapping[str, Any], settings: Iterable[str] = (), *, where: s
     try:
         return Config.model_validate_json(as_json, strict=True)
     except ValidationError as error:
-        sentences = [_sentence(e["loc"], e["type"], e["input"], e["msg"]) for e in error.errors()]
+        wrong = {  # of a field that may be a number or a text, what is said last
+            tuple(key for key in e["loc"] if key not in ("int", "str")): e for e in error.errors()
+        }
+        sentences = [_sentence(e["loc"], e["type"], e["input"], e["msg"]) for e in wrong.values()]
         raise InputError(f"{where}: " + "; ".join(sentences)) from None
 
 
@@ -108,8 +117,9 @@ def _sentence(loc: tuple[int | str, ...], kind: str, value: Any, message: str) -
         return f"{path}.{message.removeprefix('Value error, ')}"
     problem = message.removeprefix("Input ")
     about = f" ({field})" if field else ""
-    shown = "" if isinstance(value, dict) else f" is {json.dumps(value)}"
-    return f"{path}{shown}: {problem}{about}"
+    shown = json.dumps(value)
+    shown = shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}…"
+    return f"{path} is {shown}: {problem}{about}"
 
 
 def _field(loc: tuple[int | str, ...]) -> tuple[type[BaseModel] | None, str | None]:

@@ -15,11 +15,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dps_dist.config.flat import flatten
 from dps_dist.errors import InputError
 from dps_dist.recipes import files
 
 DEFAULT_NAMES = {"method": "dps", "task": "baseline"}
-_NO_FIELDS = ("description", "extends", "with", "part")
+_NOTES = ("description", "extends", "with", "part")  # on a file, and no fields
 
 Fields = dict[str, Any]
 
@@ -107,7 +108,7 @@ def _settle(layers: list[Fields], parts: Iterable[str], where: str) -> Fields:
     """The layers as one, and what they hold for these parts together."""
     fields: Fields = {}
     for layer in layers:
-        fields = merge(fields, {k: v for k, v in layer.items() if k not in _NO_FIELDS})
+        fields = merge(fields, _without_notes(layer))
     method = fields.get("method")
     chosen = method.get("name") if isinstance(method, dict) else None
     present = {*parts, chosen if isinstance(chosen, str) else DEFAULT_NAMES["method"]}
@@ -124,7 +125,7 @@ def _refuse_ambiguous(where: str, entries: Iterable[_Combination]) -> None:
     largest: dict[str, tuple[_Combination, Any]] = {}
     refused = {}
     for entry in sorted(entries, key=lambda entry: len(entry.names)):
-        for path, value in _flat(entry.fields):
+        for path, value in flatten(entry.fields):
             before, then = largest.get(path, (entry, value))
             apart = len(before.names) == len(entry.names) > 1 and before.names != entry.names
             refused[path] = (before, entry) if apart and then != value else None
@@ -159,20 +160,14 @@ def _refuse_both(name: str, of_parts: Mapping[str, Fields]) -> None:
     for (one, fields), (other, others) in combinations(of_parts.items(), 2):
         if other in fields.get("with", {}) or one in others.get("with", {}):
             continue
-        mine, theirs = dict(_flat(fields)), dict(_flat(others))
+        mine, theirs = (dict(flatten(_without_notes(layer))) for layer in (fields, others))
         for path in sorted(mine.keys() & theirs.keys()):
             if mine[path] != theirs[path]:
                 raise InputError(f"recipe {name}: {one} and {other} both set {path}: take one")
 
 
-def _flat(fields: Fields, above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in fields.items():
-        if above == "" and key in _NO_FIELDS:
-            continue
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield above + key, value
+def _without_notes(layer: Fields) -> Fields:
+    return {key: value for key, value in layer.items() if key not in _NOTES}
 
 
 def _read(name: str) -> Fields:

@@ -13,7 +13,19 @@ PARTS = FOLDER / "parts"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-4 as text and 1:4 as 64; everyone means the number, and the text."""
+    """YAML 1.1 reads 1e-4 as text and 1:4 as 64; everyone means the number, and the text.
+
+    Of two values for one key it takes the last; nobody means that.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
+                problem = f"{key.value} stands there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -45,12 +45,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """label: its name in the paper's LaTeX."""
-
     id: str
-    label: str
     title: str
-    columns: tuple[str, ...]
     rows: tuple[Row, ...]
 
 
@@ -61,9 +57,7 @@ def tables() -> tuple[Table, ...]:
     return tuple(
         Table(
             table["id"],
-            table["label"],
             table["title"],
-            tuple(column["name"] for column in table["columns"]),
             tuple(Row(row["name"], _cells(table["columns"], row)) for row in table["rows"]),
         )
         for table in held

@@ -4,7 +4,10 @@ Tables, figures and the page need no torch; only what shows samples reads eviden
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
+
+from dps_dist.errors import naming
 
 
 def write_whole(out: Path, content: bytes) -> Path:
@@ -12,8 +15,10 @@ def write_whole(out: Path, content: bytes) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        partial.write_bytes(content)
-        partial.replace(out)
+        with naming(out, made_as=partial):
+            partial.write_bytes(content)
+            partial.replace(out)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only disk: the first error is the one to tell
+            partial.unlink(missing_ok=True)
     return out

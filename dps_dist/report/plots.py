@@ -14,21 +14,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dps_dist.errors import InputError
 from dps_dist.report import write_whole
-from dps_dist.report.drawing import (
-    COLOURS,
-    INK,
-    ON_DARK,
-    STYLE,
-    Drawing,
-    colour,
-    dash,
-    look,
-    saved,
-)
+from dps_dist.report.drawing import STYLE, Drawing, look, saved
 from dps_dist.report.tables import Run, labels, same_data
 from dps_dist.report.values import Array, finite, number
-
-__all__ = ["COLOURS", "INK", "ON_DARK", "PANELS", "colour", "dash", "drawable", "save"]
 
 
 class Panel(NamedTuple):

@@ -184,8 +184,10 @@ def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
         under_way = progress(run)
         name = f"{label}, {under_way}" if under_way else label
         rows.append([Cell(name), _method(run), *(column[k] for column in shown.values())])
+    names = [name_of([runs[member] for member in group]) for group in groups]
     for k, group in enumerate(groups):
-        name = name_of([runs[member] for member in group])
+        alike = names.count(names[k]) > 1
+        name = f"{names[k]} ({runs[group[0]].folder.parent})" if alike else names[k]
         rows.append([Cell(name), _method(runs[group[0]]), *(means[title][k] for title in shown)])
     return ["run", "method", *shown], rows
 

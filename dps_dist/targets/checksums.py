@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from dps_dist.errors import naming
+
 BLOCK_BYTES = 8 << 20
 
 
@@ -57,17 +59,6 @@ def summed(path: Path) -> Iterator[Summed]:
             raise (sink and sink.failure) or error from None
 
 
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Failed writes do not say by themselves which file, and so which disk, they were about."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise
-
-
 def sum_of(file: Any) -> tuple[int, int]:
     """Size and CRC-32 of what is left to read of the file."""
     size, crc32 = 0, 0
@@ -87,7 +78,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
     try:
         content = json.loads(data)
         intact = data == sealed({key: content[key] for key in content if key != "crc32"})
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         intact = False
     if not intact:
         raise ValueError("its CRC-32 differs")

@@ -122,17 +122,6 @@ class Dirichlet:
         nothing = torch.zeros(shape, dtype=torch.float32, device=labels.device)
         return self.posterior(nothing, torch.zeros_like(labels), labels)
 
-    def evidence(self, posterior: Tensor, visits: Tensor, labels: Tensor) -> Tensor:
-        """m = (A_t·y − γᵗα⁰)/B_t: the posterior with the prior taken out; 0 for t=0."""
-        prior, weight = (
-            self.discount(visits).unsqueeze(-1),
-            self.evidence_weight(visits).unsqueeze(-1),
-        )
-        alpha = (prior * self.epsilon).expand(*posterior.shape).clone()
-        alpha.scatter_(-1, labels.unsqueeze(-1), prior * self.c)
-        taken_out = (self.total(visits).unsqueeze(-1) * posterior.double() - alpha) / weight
-        return torch.where(weight > 0, taken_out, 0.0).to(posterior.dtype)
-
     def updated(self, evidence: Tensor, visits: Tensor, probs: Tensor) -> Tensor:
         """m ← (1−w)·m + w·p with w = 1/(γB_t + 1): the evidence [B, K] after one more visit.
 

@@ -98,7 +98,7 @@ class Targets:
 
         Returns the loss float32 [B], differentiable in the logits; the rows are updated already. A
         sample with logits that are not finite gets loss NaN and no update, and no error is raised:
-        a gradient scaler meets such batches and skips them. Padding gets loss 0. Each call is a
+        what to do about it is the caller's. Padding gets loss 0. Each call is a
         visit: keep it out of what `torch.utils.checkpoint` runs again.
         """
         from dps_dist.targets.fused import fused_step

@@ -1,1 +1,1 @@
-"""Training: the optimizer and its schedule, and the loop that steps them."""
+"""Training and what comes of it: the loop, checkpoints, trained models, evaluation, export."""

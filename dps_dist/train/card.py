@@ -8,7 +8,7 @@ from dps_dist.config import Config
 from dps_dist.data import manifest as manifests
 from dps_dist.data.loader import shows_whole
 from dps_dist.errors import InputError
-from dps_dist.train.evaluation import every_figure, numbers
+from dps_dist.train.evaluation import JSON, every_figure, numbers
 from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, names_sum
@@ -52,7 +52,7 @@ def _figures(storage: Storage, trained: Trained) -> tuple[dict[str, float], str]
 
     A run that went on has other weights than those that were measured.
     """
-    facts, summary = (_json(storage, name) for name in ("evaluation.json", SUMMARY))
+    facts, summary = (_json(storage, name) for name in (JSON, SUMMARY))
     own, split = (trained.moment.epoch, trained.moment.position), trained.config.evaluate.split
     if "figures" in facts and (facts.get("epoch"), facts.get("position")) == own:
         return every_figure(facts), str(facts.get("split", split))

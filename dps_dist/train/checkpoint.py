@@ -78,16 +78,11 @@ class Writer:
         self.rank = dist.get_rank(group) if group is not None else 0
         self.world_size = dist.get_world_size(group) if group is not None else 1
         self._pruning = Pruning(self.checkpoints, keep, attempt) if self.rank == 0 else None
-        self._committed: str | None = None
+        self.committed: str | None = None  # the last checkpoint that this rank knows to count
         self.saved_at = time.time()  # or started: what was done since then would be lost
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._step, self._times = -1, 0
-
-    @property
-    def committed(self) -> str | None:
-        """The last checkpoint that this rank knows to count."""
-        return self._committed
 
     def save(
         self,
@@ -119,9 +114,6 @@ class Writer:
         if failure is not None:
             raise failure
 
-    def close(self) -> None:
-        self.wait()
-
     # In the thread
 
     def _run(self, save: _Save) -> None:
@@ -133,7 +125,7 @@ class Writer:
                 self._discard(save.name)  # also if no peer answers
                 raise
             self._together(lambda: self._commit(save, written), undo=save.name)
-            self._committed, self.saved_at = save.name, handed_over
+            self.committed, self.saved_at = save.name, handed_over
             if self._pruning is not None:
                 self._pruning.after(save.name)
         except Exception as error:  # for the thread that asked

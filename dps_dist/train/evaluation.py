@@ -4,7 +4,6 @@ RUN/evaluation.json holds the figures, RUN/evaluation.npz the arrays that the re
 """
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,7 @@ from dps_dist.evaluate.metrics import all_figures, measured
 from dps_dist.train import elsewhere
 from dps_dist.train.checkpoint import complete
 from dps_dist.train.predict import Predicted, Progress, Shown, on_split, split_of
-from dps_dist.train.state import finite
+from dps_dist.train.state import as_json
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, check_classes, load
 
@@ -49,10 +48,8 @@ class Evaluation:
         """Into the run's folder; each file is whole or not there."""
         held = io.BytesIO()
         np.savez_compressed(held, allow_pickle=False, **self.arrays)
-        storage = Storage(self.run.folder)
-        storage.write(ARRAYS, held.getvalue())
-        text = json.dumps(finite(self.report), indent=1, allow_nan=False, ensure_ascii=False)
-        storage.write(JSON, f"{text}\n".encode())
+        self.run.storage.write(ARRAYS, held.getvalue())
+        self.run.storage.write(JSON, as_json(self.report))
 
 
 def evaluate(
@@ -162,14 +159,14 @@ def _ta_kl(
     run: Trained, final: Predicted, held_out: Shown, shown: Shown, temperature: float
 ) -> dict[str, Any]:
     """How far the predictions of earlier epochs are from the last, each at its own temperature."""
-    found = [one for one in complete(Storage(run.folder)) if one.moment.position == 0]
+    found = [one for one in complete(run.storage) if one.moment.position == 0]
     earlier = sorted({one.moment.epoch: one.name for one in found}.items())
     values = {}
     for epoch, name in earlier:
         if epoch >= run.moment.epoch:
             continue
         try:
-            before = load(run.folder, next(run.model.parameters()).device, name)
+            before = load(run.storage.url, next(run.model.parameters()).device, name)
         except (InputError, FileNotFoundError):  # damaged, or removed since it was listed
             continue
         own = fit_temperature(*on_split(before, held_out))

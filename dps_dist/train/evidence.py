@@ -1,12 +1,11 @@
 """The evidence that a run has gathered on its training samples, for the audit and the export."""
 
 import tempfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +25,10 @@ from dps_dist.targets import Dirichlet, arrow
 from dps_dist.targets.checksums import unsealed
 from dps_dist.targets.codec import decode
 from dps_dist.train.checkpoint import newest_whole, open_checkpoint
+from dps_dist.train.manifest import TARGETS
 from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
-from dps_dist.train.trained import check_data, names_sum, read_config, unfinished
-
-TARGETS = "targets"
+from dps_dist.train.trained import check_data, labels_sum, names_sum, read_config, unfinished
 
 
 @dataclass(frozen=True)
@@ -84,16 +82,16 @@ def evidence_of(run: str | Path) -> Iterator[Kept]:
         rows = arrow.Part(files, 0, 1)
         rows.check_complete(len(data))
         if "sum of labels" not in then:
-            then["sum of labels"] = _sum(_given(rows))
-        own = {"sum of labels": _sum(labels), "sum of class names": names_sum(data)}
+            then["sum of labels"] = labels_sum(_given(rows))
+        own = {"sum of labels": labels_sum(labels), "sum of class names": names_sum(data)}
         check_data(storage, data, then, own)
         yield Kept(str(storage), config, data, labels, prior, method.c is not None, rows)
 
 
 def _keepers() -> list[str]:
     """The methods that keep evidence of classes."""
-    rows = [row for row in get_args(get_args(configs.Method)[0]) if issubclass(row, configs.Stored)]
-    kept = {row().name: methods.build(row()).evidence for row in rows}
+    rows = [row() for row in configs.METHODS if issubclass(row, configs.Stored)]  # type: ignore[call-arg]
+    kept = {row.name: methods.build(row).evidence for row in rows}
     return [name for name, own in kept.items() if own is not None and own.classes is None]
 
 
@@ -126,7 +124,3 @@ def _given(rows: arrow.Part) -> NDArray[np.int64]:
             columns.append((table["index"].to_numpy(), table["label"].to_numpy()))
     index, labels = (np.concatenate(column) for column in zip(*columns, strict=True))
     return labels[index.argsort()].astype(np.int64)
-
-
-def _sum(labels: NDArray[np.int64]) -> int:
-    return zlib.crc32(labels.astype("<i8").tobytes())

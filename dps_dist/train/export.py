@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from dps_dist.errors import InputError
+from dps_dist.errors import InputError, naming
 from dps_dist.train.card import card
 from dps_dist.train.evidence import evidence_of
 from dps_dist.train.storage import Storage
@@ -39,24 +39,25 @@ def export(
 
     targets: "probabilities", all K of them; "top", the `top_k` largest with their classes.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save  # not its save_file: a full disk is no OSError there
 
     out = Path(out).absolute()
     _check_asked(out, onnx, targets, top_k)
     trained, storage = load(run), Storage(run)
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        partial.mkdir(parents=True)
-        state = {name: value.contiguous() for name, value in trained.model.state_dict().items()}
-        about = {"format": "pt", "model": trained.config.model.name, "run": storage.name}
-        save_file(state, partial / "model.safetensors", about)
-        if onnx:
-            _write_onnx(trained, partial / "model.onnx")
-        if targets != "none":
-            write_targets(run, partial / "targets.parquet", top_k if targets == "top" else None)
-        (partial / CONFIG).write_bytes(storage.read(CONFIG))
-        (partial / "README.md").write_text(card(trained, storage), encoding="utf-8")
-        partial.replace(out)
+        with naming(out, made_as=partial):
+            partial.mkdir(parents=True)
+            state = {name: value.contiguous() for name, value in trained.model.state_dict().items()}
+            about = {"format": "pt", "model": trained.config.model.name, "run": storage.name}
+            (partial / "model.safetensors").write_bytes(save(state, about))
+            if onnx:
+                _write_onnx(trained, partial / "model.onnx")
+            if targets != "none":
+                write_targets(run, partial / "targets.parquet", top_k if targets == "top" else None)
+            (partial / CONFIG).write_bytes(storage.read(CONFIG))
+            (partial / "README.md").write_text(card(trained, storage), encoding="utf-8")
+            partial.replace(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out

@@ -95,7 +95,8 @@ def epoch(training: Training) -> None:
     }
     record(training, figures)
     clock.lap("evaluate")
-    if training.at.epoch % config.train.checkpoint.every_epochs == 0 or _is_last(training):
+    by_epochs = training.at.epoch % config.train.checkpoint.every_epochs == 0
+    if by_epochs or _save_is_due(training) or _is_last(training):
         save(training)
         clock.lap("checkpoint")
     training.monitor(vitals(training, last.loss))

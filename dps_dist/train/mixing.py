@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dps_dist.config import Config
-from dps_dist.data.augment import cutmix, cutout, generator, half_split, mixup, strong_view
+from dps_dist.data.augment import cutmix, cutout, generator, mixup, strong_view
 from dps_dist.data.loader import Batch
 from dps_dist.methods import Method, Mix, Samples, Strong, View
 from dps_dist.train.checkpoint import Moment
@@ -34,7 +34,7 @@ def mixed(batch: Batch, config: Config, method: Method, random: torch.Generator)
         return Samples(images, batch.labels, batch.index, other_views=views)
     augment, mix = config.augment, None
     chosen = float(torch.rand((), generator=random)) < augment.mix_probability
-    first = half_split(len(images))[0].stop if method.mixes == "half" else 0
+    first = -(-len(images) // 2) if method.mixes == "half" else 0
     if augment.mix != "none" and chosen and first < len(images) and not batch.padding:
         rows = [view[first:] for view in (images, *others)]
         if augment.mix == "cutout":

@@ -25,7 +25,7 @@ from dps_dist.train import optim
 from dps_dist.train.checkpoint import Moment, Writer
 from dps_dist.train.peers import Peers
 from dps_dist.train.recall import Recall
-from dps_dist.train.storage import Storage
+from dps_dist.train.storage import UNFINISHED, Storage
 from dps_dist.train.trained import teacher
 from dps_dist.train.vitals import Clock, Monitor, nobody
 from dps_dist.train.watch import Watch
@@ -126,8 +126,8 @@ def build(
     torch.manual_seed(config.train.seed)
     model = build_model(config, train_set.num_classes, peers.device)
     steps = steps_per_epoch(config, len(train_set))
-    attempt = peers.tell(secrets.token_hex(4))  # names this start of the run
-    _check_shared(storage, peers, attempt or "")
+    attempt = peers.tell(secrets.token_hex(4)) or ""  # names this start of the run
+    _check_shared(storage, peers, attempt)
     optimizer = optim.optimizer(config.optim, model)
     if method.teachers:
         method.teacher = teacher(method.teachers, config, train_set, peers.device)
@@ -158,13 +158,13 @@ def build(
         scaler=torch.amp.GradScaler(peers.device.type, enabled=config.train.amp == "float16"),
         ema=optim.Ema(model, config.optim.ema) if config.optim.ema else None,
         watch=Watch(peers, config.train.checkpoint.every_minutes),
-        writer=Writer(storage, config.train.checkpoint, attempt or "", peers.new_group()),
+        writer=Writer(storage, config.train.checkpoint, attempt, peers.new_group()),
     )
 
 
 def _check_shared(storage: Storage, peers: Peers, attempt: str) -> None:
     """Refuse a folder that is another one on each node: what one saved the others would miss."""
-    mark = f".{attempt}"
+    mark = f".{attempt}{UNFINISHED}"  # what a kill leaves of it goes at the next start
     if peers.rank == 0:
         storage.write(mark, b"")
     peers.barrier()
@@ -189,6 +189,11 @@ def read_sets(config: Config) -> tuple[Manifest, Manifest]:
         raise InputError(
             f"{eval_set.beton} has {eval_set.num_classes} classes and {train_set.beton} "
             f"{train_set.num_classes}, or other names for them: prepare both from one data set"
+        )
+    if train_set.num_classes < 2:
+        raise InputError(
+            f"{train_set.beton} has one class, {train_set.class_names[0]}: there is nothing to "
+            "learn; give data.path with at least two"
         )
     held_out = config.data.hold_out
     if held_out >= len(train_set):

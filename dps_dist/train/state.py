@@ -2,7 +2,6 @@
 
 import json
 import tempfile
-import zlib
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -13,9 +12,10 @@ from torch import Tensor
 from dps_dist.errors import InputError
 from dps_dist.train import recall
 from dps_dist.train.checkpoint import Opened, newest_whole, open_checkpoint
+from dps_dist.train.manifest import TARGETS
 from dps_dist.train.setup import Training
 from dps_dist.train.storage import Storage
-from dps_dist.train.trained import names_sum
+from dps_dist.train.trained import check_data, labels_sum, names_sum
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 
@@ -70,7 +70,7 @@ def restore(training: Training) -> None:
             _load(training, opened.state)
             training.at = opened.moment
             if training.targets is not None:
-                training.targets.load(opened.folder / "targets")
+                training.targets.load(opened.folder / TARGETS)
     _tell_start(training)
     if peers.rank == 0:
         _write_metrics(training)
@@ -123,19 +123,13 @@ def _data(training: Training) -> dict[str, int]:
     return {
         "samples": len(training.train_set),
         "classes": training.train_set.num_classes,
-        "sum of labels": zlib.crc32(training.labels.astype("<i8").tobytes()),
+        "sum of labels": labels_sum(training.labels),
         "sum of class names": names_sum(training.train_set),
     }
 
 
 def _load(training: Training, state: dict[str, Any]) -> None:
-    for what, count in _data(training).items():
-        then = state["data"].get(what, count)
-        if then != count:
-            raise InputError(
-                f"{training.train_set.beton} is not what {training.storage} was trained on ({what} "
-                f"{count}, then {then}): set data.path to that data"
-            )
+    check_data(training.storage, training.train_set, state["data"], _data(training))
     training.model.load_state_dict(state["model"])
     training.optimizer.load_state_dict(state["optimizer"])
     training.schedule.load_state_dict(state["schedule"])
@@ -170,18 +164,24 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
+def as_json(content: Any) -> bytes:
+    """For a file that people read, too."""
+    text = json.dumps(finite(content), indent=1, allow_nan=False, ensure_ascii=False)
+    return f"{text}\n".encode()
+
+
 def _save_targets(training: Training) -> None:
     assert training.targets is not None
     storage = training.storage
     if training.peers.rank == 0:
-        storage.remove("targets")  # of a start of this run that was killed while writing them
+        storage.remove(TARGETS)  # of a start of this run that was killed while writing them
     training.peers.barrier()
     with tempfile.TemporaryDirectory(prefix="dps-") as scratch:
-        folder = storage.local / "targets" if storage.local else Path(scratch) / "targets"
+        folder = (storage.local or Path(scratch)) / TARGETS
         of_classes = training.targets.prior.num_classes == training.train_set.num_classes
         training.targets.save(folder, labels=training.labels if of_classes else None)
         if storage.local is None:
-            storage.upload(folder, "targets")
+            storage.upload(folder, TARGETS)
     training.peers.barrier()  # the summary, which says that all is there, comes after
 
 

@@ -15,8 +15,8 @@ import fsspec  # type: ignore[import-untyped]
 import pyarrow as pa
 from pyarrow import fs
 
-from dps_dist.errors import InputError
-from dps_dist.targets.checksums import BLOCK_BYTES, naming, sum_of
+from dps_dist.errors import InputError, naming
+from dps_dist.targets.checksums import BLOCK_BYTES, sum_of
 
 URL = re.compile(r"([a-z][a-z0-9+.-]*):/")
 KNOWN_TO_PYARROW = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
@@ -216,3 +216,9 @@ def _open(url: str, scheme: str) -> tuple[Any, str]:
 
 def _shown(url: str) -> str:
     return re.sub(r"://[^/@]*@", "://", url.partition("?")[0])
+
+
+def without_secrets(text: str) -> str:
+    """A text in which URLs may stand, without their passwords and queries."""
+    without_queries = re.sub(r"(://[^\s?'\"]*\?)[^\s'\"]*", r"\1***", text)
+    return re.sub(r"://[^/@\s]*@", "://***@", without_queries)

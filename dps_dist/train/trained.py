@@ -5,8 +5,11 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dps_dist import models, recipes
@@ -25,9 +28,11 @@ CONFIG = "config.yaml"
 class Trained:
     """A run's configuration, and its (averaged) model, ready to predict.
 
+    folder: as it was given, a URL without its secrets.
     data: what is known of the data that it was trained on, as `state.py` saves it.
     """
 
+    storage: Storage
     folder: str
     config: Config
     model: models.Classifier
@@ -36,19 +41,28 @@ class Trained:
 
     @property
     def name(self) -> str:
-        return Storage(self.folder).name
+        return self.storage.name
 
 
 def read_config(storage: Storage) -> Config:
     """The configuration in a run's folder."""
     try:
-        text = storage.read(CONFIG).decode()
+        fields = read_fields(storage)
     except FileNotFoundError:
         raise InputError(
             f"{storage} is not the folder of a run, it has no {CONFIG}: give one that `dps train` "
             "made"
         ) from None
-    return recipes.resolve(recipes.parse(text, str(storage)), where=str(storage / CONFIG))
+    return recipes.resolve(fields, where=str(storage / CONFIG))
+
+
+def read_fields(storage: Storage) -> dict[str, Any]:
+    """What its file holds, before it is resolved."""
+    file = str(storage / CONFIG)
+    try:
+        return recipes.parse(storage.read(CONFIG).decode(), file)
+    except UnicodeDecodeError:
+        raise InputError(f"{file} is damaged, it is no text: restore it from a copy") from None
 
 
 def load(
@@ -70,7 +84,8 @@ def load(
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = model.to(device, memory_format=layout).eval()  # type: ignore[call-overload]
     model = model.requires_grad_(False)
-    return Trained(str(folder), config, model, state["data"], opened.moment)
+    shown = str(folder if storage.local else storage)
+    return Trained(storage, shown, config, model, state["data"], opened.moment)
 
 
 def _newest(storage: Storage) -> Opened:
@@ -99,6 +114,11 @@ def _open(storage: Storage, name: str) -> Opened:
 def names_sum(data: Manifest) -> int:
     """A number that tells class names from others."""
     return zlib.crc32("\n".join(data.class_names).encode())
+
+
+def labels_sum(labels: NDArray[np.int64]) -> int:
+    """A number that tells labels from others."""
+    return zlib.crc32(labels.astype("<i8").tobytes())
 
 
 def check_classes(run: Trained, data: Manifest) -> None:

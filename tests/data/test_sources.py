@@ -540,7 +540,6 @@ def test_cifar10_c(tmp_path):
         check_source(source, 10)
         np.testing.assert_array_equal([source.read(i) for i in range(10)], images)
         np.testing.assert_array_equal(source.labels, labels)
-        assert [source.severity(i) for i in range(10)] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
         assert (root / source.path(3).removesuffix("#3")).is_file()
         with pytest.raises(
             InputError, match=r"'train' is not in cifar10-c .*fog, gaussian_noise;.*zenodo"
@@ -629,5 +628,5 @@ def test_every_source_says_what_is_missing_and_where_it_is_had(tmp_path, name):
 def test_unknown_names(tmp_path):
     with pytest.raises(InputError, match="'mnist' is not known: choose one of imagefolder"):
         open_source("mnist", tmp_path, "train")
-    with pytest.raises(InputError, match=r"'test' is not in digits .*train, val"):
+    with pytest.raises(InputError, match="'test' is not in digits: it has train, val"):
         open_source("digits", None, "test")

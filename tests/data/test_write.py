@@ -96,13 +96,29 @@ def test_what_is_there_is_known_without_the_source(tmp_path):
     there = already_prepared(tmp_path, "train", PREPARED, ImageOptions("raw"))
     assert there is not None and len(there) == 597
     for source, options, said in (
-        (PREPARED, ImageOptions("jpeg"), r"prepared otherwise \(images: .*pass --force"),
-        ({"source": "other"}, ImageOptions("raw"), r"prepared otherwise \(source: test, now other"),
-        (PREPARED | {"train_images": 5}, ImageOptions("raw"), r"\(train_images: None, now 5\)"),
-        ({}, ImageOptions("raw"), r"prepared otherwise \(source: test, now None\)"),
+        (PREPARED, ImageOptions("jpeg"), "with --mode raw, now it is asked for with --mode jpeg"),
+        ({"source": "other"}, ImageOptions("raw"), "with source test, .* for with source other"),
+        (
+            PREPARED | {"train_images": 5},
+            ImageOptions("raw"),
+            "without --train-images, now it is asked for with --train-images 5: .*pass --force",
+        ),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=f"train.beton was prepared {said}"):
             already_prepared(tmp_path, "train", source, options)
+
+
+def test_what_is_there_with_an_option_that_is_now_left_out(tmp_path):
+    val = open_source("digits", None, "val")
+    given = PREPARED | {"root": "/there", "train_images": 9}
+    write_split(Part(val, 9), tmp_path, "train", given, ImageOptions("raw"), workers=1)
+    for left_out, said in (
+        ({"root": "/there"}, "with --train-images 9, now it is asked for without --train-images:"),
+        ({"root": None, "train_images": 9}, "with --from /there, now it is asked for without"),
+    ):
+        with pytest.raises(InputError, match=f"train.beton was prepared {said}"):
+            already_prepared(tmp_path, "train", PREPARED | left_out, ImageOptions("raw"))
+    assert already_prepared(tmp_path, "train", given | {"later": None}, ImageOptions("raw"))
 
 
 def test_a_part_is_random_nested_and_the_same_each_time(tmp_path):
@@ -366,6 +382,22 @@ class TestRead:
     def test_not_a_beton(self, folder):
         (folder / "val.beton").write_bytes(b"\xff" * 10_000)
         with pytest.raises(InputError, match="not an FFCV file"):
+            manifests.read(folder, "val")
+
+    @pytest.mark.parametrize(
+        ("place", "value", "said"),
+        [
+            (2, 255, "has fields of no type that FFCV knows"),  # the number of fields
+            (15, 255, "does not match val.beton"),  # the number of samples
+            (24, 161, "has fields of no type that FFCV knows"),  # the first field's type
+            (25, 255, "has no field 'image'"),  # its name
+        ],
+    )
+    def test_damaged_header(self, folder, place, value, said):
+        with (folder / "val.beton").open("r+b") as file:
+            file.seek(place)
+            file.write(bytes([value]))
+        with pytest.raises(InputError, match=f"{said}.*dps prepare"):
             manifests.read(folder, "val")
 
     def test_without_index(self, tmp_path):

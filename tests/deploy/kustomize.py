@@ -37,7 +37,7 @@ def build(folder: Path) -> list[Doc]:
             docs.remove(found[0])
             continue
         for change in changes:
-            _apply(found[0], **change)
+            apply(found[0], **change)
     if "namespace" in settings:
         for doc in docs:
             own = doc["kind"] == "Namespace"
@@ -45,7 +45,7 @@ def build(folder: Path) -> list[Doc]:
     return docs
 
 
-def _apply(doc: Doc, op: str, path: str, value: Any = None) -> None:
+def apply(doc: Doc, op: str, path: str, value: Any = None) -> None:
     """One operation of a JSON patch (RFC 6902)."""
     *parents, last = path.strip("/").split("/")
     at: Any = doc

@@ -1,4 +1,4 @@
-"""deploy/ray: Ray takes the `ray up` file, and every command of the pages is one."""
+"""deploy/ray: Ray takes the `ray up` file, and the page starts the same nodes."""
 
 import re
 import shlex
@@ -9,10 +9,9 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from tests.deploy.commands import DEPLOY, ROOT, config_of, parsed
+from tests.deploy.commands import DEPLOY
 
 RAY = DEPLOY / "ray"
-PAGES = [*sorted(DEPLOY.rglob("README.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PORTS = re.compile(r"--[\w-]*port=(\d+)")
 
 
@@ -74,25 +73,6 @@ def test_the_page_starts_the_same_nodes(cluster, start):
         assert ports == set(PORTS.findall(" ".join(words)))
         table = page[page.index("## Ports") :]
         assert all(re.search(rf"^\|.*{port}", table, re.MULTILINE) for port in ports)
-
-
-def dps_commands():
-    """Every `dps …` in the pages' blocks of shell, one a line."""
-    for page in PAGES:
-        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                found = re.search(r"(?:^|-- +|bin/)(dps [a-z].*)", line.strip())
-                if found:
-                    yield pytest.param(found[1], id=f"{page.parent.name}/{page.name}: {found[1]}")
-
-
-@pytest.mark.parametrize("line", list(dps_commands()))
-def test_every_command_of_the_pages_is_one(line):
-    words = shlex.split(line, comments=True)
-    options = parsed(words)
-    recipe = str(options.get("recipe") or "")
-    if re.fullmatch(r"[a-z][a-z0-9_-]*", recipe):  # neither a file nor a RECIPE to be named
-        config_of(options)
 
 
 def test_a_certificate_is_one_and_names_its_node(tmp_path):

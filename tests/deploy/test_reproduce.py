@@ -1,7 +1,8 @@
-"""deploy/reproduce/imagenet.sh: what it would run for the paper's rows, and a real run, tiny."""
+"""deploy/reproduce: what its scripts would run for their rows, and a real run, tiny."""
 
 import json
 import os
+import re
 import shlex
 import socket
 import ssl
@@ -18,7 +19,8 @@ from tests.deploy.commands import DEPLOY, ROOT, config_of, parsed
 from tests.deploy.ray_head import RAY, Head, head
 from tests.launch.training import DPS, ELSEWHERE, OWN_RAY, short_home
 
-SCRIPT = DEPLOY / "reproduce" / "imagenet.sh"
+SCRIPT, CIFAR10 = (DEPLOY / "reproduce" / name for name in ("imagenet.sh", "cifar10.sh"))
+both = pytest.mark.parametrize("script", [SCRIPT, CIFAR10], ids=lambda script: script.name)
 SMALL = (
     *("model={name: small_cnn, stem: 3x3}", "data.resolution=32", "data.batch_size=16"),
     *("train.epochs=2", "train.amp=none", "optim.warmup_epochs=0", "launch.cpus_per_worker=1"),
@@ -37,27 +39,41 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, **OWN_RAY, **own, "PATH": f"{home / 'bin'}:{kept['PATH']}"}
 
 
-def planned(*options: str) -> list[list[str]]:
+def planned(*options: str, script: Path = SCRIPT) -> list[list[str]]:
     """The commands of a dry run; nothing else is printed, and nothing is there after it."""
     done = subprocess.run(
-        [SCRIPT, "--images", "/no/imagenet", "--dry-run", *options], capture_output=True, text=True
+        [script, "--images", "/no/images", "--dry-run", *options], capture_output=True, text=True
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert all(line.startswith("+ ") for line in done.stdout.splitlines())
     return [shlex.split(line[2:]) for line in done.stdout.splitlines()]
 
 
-def test_the_dry_run_names_the_rows_of_the_paper(tmp_path):
-    commands = planned("--data", str(tmp_path / "data"), "--runs", str(tmp_path / "runs"))
-    options = [parsed(words) for words in commands]
-    assert [one["command"] for one in (options[0], options[-1])] == ["prepare", "report"]
-    trained = [one for one in options if one["command"] == "train"]
+def rows_of(script: Path) -> list[str]:
+    """Of ImageNet the paper's recipes; of CIFAR-10 the lightweight methods, clean and noisy."""
+    if script == CIFAR10:
+        methods = ("baseline", "te", "dlb", "pskd", "ls", "sl", "dps")
+        return [f"cifar10-wrn10_2-{name}{noise}" for noise in ("", "-sym40") for name in methods]
     (accuracy,) = [table for table in paper.tables() if table.id == "accuracy"]
-    wanted = [row.recipes for row in accuracy.rows if row.name.startswith("ImageNet,")]
-    assert [one["recipe"] for one in trained[::3]] == [name for row in wanted for name in row]
+    rows = [row.recipes for row in accuracy.rows if row.name.startswith("ImageNet,")]
+    return [name for row in rows for name in row]
+
+
+@both
+def test_the_dry_run_names_the_rows(tmp_path, script):
+    folders = ("--data", str(tmp_path / "data"), "--runs", str(tmp_path / "runs"))
+    options = [parsed(words) for words in planned(*folders, script=script)]
+    assert [one["command"] for one in (options[0], options[-1])] == ["prepare", "report"]
+    assert str(options[0]["root"]) == "/no/images"
+    assert options[0]["train_images"] == (1500 if script == CIFAR10 else None)
+    trained = [one for one in options if one["command"] == "train"]
+    wanted = [(name, seed) for name in rows_of(script) for seed in (0, 1, 2)]
+    assert [(one["recipe"], config_of(one).train.seed) for one in trained] == wanted
     for one in trained:
         config = config_of(one)
         assert config.data.path == str(tmp_path / "data")
+        assert config.data.source == options[0]["source"]
+        assert config.data.noise.rate == (0.4 if one["recipe"].endswith("-sym40") else 0)
         assert one["name"] == f"{one['recipe']}-{config.train.seed}"
         if one["recipe"].endswith("-kd"):
             assert len(config.method.teachers) == 3
@@ -82,21 +98,32 @@ def test_on_a_cluster_it_submits_jobs():
     assert evaluate["runs"] == [f"{train['out']}/{train['name']}"]
 
 
+@both
+def test_help_names_every_option_and_default(script):
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{script.name} --images DIR") and not done.stderr
+    taken = re.findall(r"^ +(--[a-z-]+)\)", (script.parent / "rows.sh").read_text(), re.MULTILINE)
+    assert set(taken) <= set(re.findall(r"^  (--[a-z-]+)", done.stdout, re.MULTILINE))
+    rows = re.search(r"rows=\"(.*?)\"", script.read_text())
+    assert rows and f"[{rows[1]}]" in done.stdout
+
+
+@both
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ([], "--images is missing"),
         (["--images"], "--images needs a value"),
-        (["--images", "/no/imagenet"], "--images is /no/imagenet"),
+        (["--images", "/no/images"], "--images is /no/images: it holds no"),
         (["--image", "x"], "--image is not an option"),
         (["--images", "x", "--runs", "s3://bucket/runs"], "give folders"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(options, said):
-    done = subprocess.run([SCRIPT, *options], capture_output=True, text=True)
+def test_what_is_wrong_is_said_in_a_sentence(script, options, said):
+    done = subprocess.run([script, *options], capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout
     (line,) = done.stderr.splitlines()
-    assert line.startswith("imagenet.sh: ") and said in line
+    assert line.startswith(f"{script.name}: ") and said in line
 
 
 @pytest.mark.timeout(600)

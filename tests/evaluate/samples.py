@@ -3,6 +3,8 @@
 import torch
 from hypothesis import strategies as st
 
+from dps_dist.evaluate.metrics import Tally
+
 
 def rows(n, classes, seed=0, scale=3.0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
@@ -28,6 +30,13 @@ tied_rows = st.integers(1, 9).flatmap(
         max_size=20,
     )
 )
+
+
+def figures_of(logits, labels, bins=15):
+    """What a `Tally` makes of every row once."""
+    tally = Tally(bins)
+    tally.add(logits, labels, torch.ones(len(labels)))
+    return tally.figures()
 
 
 def tensors(table):

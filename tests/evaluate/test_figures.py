@@ -13,9 +13,9 @@ from torchmetrics.classification import BinaryCalibrationError
 
 from dps_dist.evaluate import chunks, dark_knowledge
 from dps_dist.evaluate.calibration import fit_temperature
-from dps_dist.evaluate.metrics import NAMES, Figures, all_figures, figures_of, measured
+from dps_dist.evaluate.metrics import NAMES, Figures, all_figures, measured
 from dps_dist.evaluate.ood import auroc
-from tests.evaluate.samples import rows, tensors, tied_rows
+from tests.evaluate.samples import figures_of, rows, tensors, tied_rows
 
 
 def softmax(row):

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
 from dps_dist.errors import InputError
-from dps_dist.evaluate.metrics import Tally, figures_of
-from tests.evaluate.samples import rows, tied_rows
+from dps_dist.evaluate.metrics import Tally
+from tests.evaluate.samples import figures_of, rows, tied_rows
 
 NAMES = ("accuracy", "top5", "nll", "ece")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_dist.errors import InputError
-from dps_dist.evaluate.metrics import Tally, figures_of
+from dps_dist.evaluate.metrics import Tally
 from dps_dist.evaluate.robustness import (
     CORRUPTIONS,
     PERTURBATIONS,
@@ -16,7 +16,7 @@ from dps_dist.evaluate.robustness import (
     flip_probability,
     perturbations,
 )
-from tests.evaluate.samples import rows
+from tests.evaluate.samples import figures_of, rows
 
 
 def test_corruptions():

@@ -43,7 +43,9 @@ def test_a_run_that_was_killed_at_every_moment_ends_like_one_that_was_not(digits
         training.lose(after_a_save, ranks=[0])
         training.lose(in_a_step, ranks=[0, 1])
         left = kill_driver_and_resume(training)
-        interrupt_and_resume(training)
+        # Ctrl-C: the terminal sends it to all processes of the group
+        stop_and_resume(training, lambda pid: os.killpg(pid, signal.SIGINT), code=130)
+        stop_and_resume(training, lambda pid: os.kill(pid, signal.SIGTERM), code=143)
         assert training.end() == 0
         wait_gone(left, 60)
         assert reader.problems == [] and reader.reads > 100
@@ -64,13 +66,15 @@ def kill_driver_and_resume(training):
     return left
 
 
-def interrupt_and_resume(training):
-    """Ctrl-C: the terminal sends it to all processes of the group."""
+def stop_and_resume(training, stop, code):
     thaw(training.catch(in_a_step).values())
     started = processes_of(training.process.pid)
-    os.killpg(training.process.pid, signal.SIGINT)
-    assert training.end() == 130
-    assert training.terminal().splitlines()[-1] == "dps: stopped"
+    stop(training.process.pid)
+    assert training.end() == code
+    *_, what_next, last = training.terminal().splitlines()
+    assert last == "dps: stopped"
+    assert what_next.startswith(f"`dps train --name {training.run.name} --out ")
+    assert what_next.endswith(" --resume` goes on where it was")
     wait_gone(started, 60)
     damaged = []
     newest = newest_whole(Storage(training.run), damaged.append)

@@ -171,7 +171,7 @@ def test_a_job_is_followed_stopped_and_resumed(cluster, train):
     assert stopped.returncode == 0, stopped.stderr
     following.communicate(timeout=PATIENCE_S)
     assert "STOPPED" in cluster.status("first").upper()
-    cluster.ended("a", "SystemExit")
+    cluster.ended("a", "KeyboardInterrupt")
     assert not (run / "summary.json").exists() and len(rows_of(run)) >= 3
 
     resumed = cluster.run(

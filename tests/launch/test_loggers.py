@@ -3,6 +3,7 @@
 import json
 import struct
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -83,6 +84,21 @@ def test_tensorboard_forgets_what_a_restart_makes_anew(tmp_path):
     again = {**ROWS[1], "accuracy": 0.875}
     told(run, START, *map(epoch, ROWS), {**START, "step": 18}, epoch(again))
     assert scalars(tmp_path / "run/tensorboard") == {18: numbers(ROWS[0]), 36: numbers(again)}
+
+
+def test_a_full_disk_ends_tensorboard_and_not_the_run(small_disk):
+    row, notes = {f"figure {n}": 0.5 for n in range(400)}, []
+    with Loggers(run_with(small_disk), notes.append) as heard:
+        heard.hear(START)
+        heard.hear(epoch({**row, "step": 18}))
+        with suppress(OSError), (small_disk / "others").open("wb", buffering=0) as others:
+            while True:
+                others.write(bytes(4096))
+        for step in (36, 54):  # the first may find room on the file's last page
+            heard.hear(epoch({**row, "step": step}))
+    assert notes == [
+        "tensorboard cannot log this run ([Errno 28] No space left on device): it goes on without"
+    ]
 
 
 def test_a_logger_that_is_not_installed_is_refused(monkeypatch):

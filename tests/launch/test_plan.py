@@ -113,6 +113,14 @@ def test_what_it_takes_from_others_is_theirs():
     assert of(Loader.__init__, "batches_ahead") + 2 == plans.BATCHES_HELD
 
 
+def test_batches_are_counted_as_the_loader_holds_them():
+    """All views of a worker's share, however small the passes that it is cut into."""
+    one = imagenet(1).batch_bytes
+    assert one == plans.BATCHES_HELD * 128 * 3 * 224**2
+    assert imagenet(1, "data.max_per_worker=32").batch_bytes == one
+    assert imagenet(1, "method={name: dlb}").batch_bytes == 2 * one
+
+
 def imagenet(nodes=8, *settings, **rates):
     config = recipes.load("imagenet-resnet152", ["data.path=none/imagenet", *settings])
     return plans.plan(config, Cluster(nodes, 8, **rates), data_set(config))

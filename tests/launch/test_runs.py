@@ -1,17 +1,22 @@
 """Which run the command line asks for: new names, --resume, what may change. No Ray is started."""
 
+import io
 import json
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import ray
 import yaml
+from rich.console import Console
 
 from dps_dist import recipes
 from dps_dist.cli import main
-from dps_dist.errors import InputError
+from dps_dist.errors import FailedError, InputError
+from dps_dist.launch import ray_train
+from dps_dist.launch.display import Display
 from dps_dist.launch.runs import CONFIG, differences, open_run
 
 VIT = ["--set", "model.name=vit_b_16", "--set", "data={resolution: 32, eval_resolution: 64}"]
@@ -64,11 +69,56 @@ def test_two_that_start_at_once_do_not_share_a_folder(tmp_path):
         runs[1].create()
 
 
+def test_a_run_that_could_not_be_written_is_not_in_the_way(small_disk):
+    run = open_run("digits", (), str(small_disk / "runs"), "a", resume=False)
+    filled = small_disk / "others"
+    with suppress(OSError):
+        filled.write_bytes(bytes(3 << 20))
+    with pytest.raises(OSError, match=r"No space left on device: '.*/config.yaml'"):
+        run.create()
+    assert list((small_disk / "runs").iterdir()) == []
+    filled.unlink()
+    (small_disk / "runs/a").mkdir()  # an empty folder is as good as none
+    created(small_disk / "runs")
+    assert [path.name for path in small_disk.rglob("*")] == ["runs", "a", CONFIG]
+
+
+def test_a_file_of_the_runs_name_is_in_the_way(tmp_path):
+    (tmp_path / "a").write_text("mine")
+    with pytest.raises(InputError, match="a exists"):
+        created(tmp_path)
+    assert (tmp_path / "a").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_run_that_ray_loses_is_said_in_a_sentence(digits, tmp_path, monkeypatch):
+    def lost(*_):
+        raise ray.exceptions.ActorDiedError()
+
+    monkeypatch.setattr(ray_train.cluster, "connect", lambda: False)
+    monkeypatch.setattr(ray_train.cluster, "nodes", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr(ray_train, "_fit", lost)
+    run = open_run("digits", (f"data.path={digits}",), str(tmp_path), "a", resume=False)
+    with pytest.raises(FailedError, match=r"^Ray lost the run \(.*\): --resume continues") as told:
+        ray_train.train(run, Display(Console(file=io.StringIO())))
+    assert "\n" not in str(told.value)
+    assert not ray_train.is_hopeless(told.value)  # a sweep begins such a trial again
+    assert (tmp_path / "a" / CONFIG).exists()
+
+
 def test_a_password_is_not_written_down(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["dps", "train", "--out", "s3://KEY:SECRET@bucket/runs"])
+    out = "s3://KEY:SECRET@bucket/runs?client_secret=SECRET"
+    monkeypatch.setattr(sys, "argv", ["dps", "train", "--out", out, "--name", "a"])
     created(tmp_path)
     text = (tmp_path / "a" / CONFIG).read_text()
-    assert "SECRET" not in text and "s3://***@bucket/runs" in text
+    assert "SECRET" not in text and "s3://***@bucket/runs?***' --name a" in text
+
+
+def test_a_teacher_whose_address_holds_a_password_is_refused():
+    teachers = "method.teachers=[runs/a, s3://KEY:SECRET@bucket/b]"
+    with pytest.raises(InputError, match=r"teachers holds s3://\*\*\*@…") as told:
+        recipes.load("cifar10-resnet18-kd", [teachers])
+    assert "SECRET" not in str(told.value)
+    assert recipes.load("cifar10-resnet18-kd", ["method.teachers=[s3://bucket/b@1]"])
 
 
 def test_names_of_their_own_do_not_clash(tmp_path):
@@ -100,6 +150,13 @@ def test_resume_needs_a_run(tmp_path):
         open_run(None, (), str(tmp_path), "x", resume=True)
     with pytest.raises(InputError, match="--resume needs the --name"):
         open_run(None, (), str(tmp_path), None, resume=True)
+
+
+def test_a_damaged_configuration_is_not_resumed(tmp_path):
+    created(tmp_path)
+    (tmp_path / "a" / CONFIG).write_bytes(b"\x80\x81")
+    with pytest.raises(InputError, match=r"a/config.yaml is damaged, it is no text"):
+        open_run(None, (), str(tmp_path), "a", resume=True)
 
 
 def test_a_run_with_a_summary_is_finished(tmp_path):

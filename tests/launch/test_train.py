@@ -9,6 +9,7 @@ import yaml
 
 from dps_dist.errors import InputError
 from dps_dist.launch import loggers, tokens
+from dps_dist.train.storage import Storage
 from tests.launch.test_loggers import scalars
 from tests.launch.training import DPS, Training, processes_of, rows_of, short_home, targets_of
 
@@ -20,7 +21,7 @@ def training(digits):
 
 
 @pytest.mark.timeout(600)
-def test_a_run_leaves_its_folder(training, monkeypatch):
+def test_a_run_leaves_its_folder(training, monkeypatch, s3):
     training.settings = (*training.settings, "data.noise={kind: symmetric, rate: .4}")
     training.start("--workers", "2")
     strangers_are_refused(training.until("Ray is up", lambda: gcs_of(training)), monkeypatch)
@@ -46,6 +47,21 @@ def test_a_run_leaves_its_folder(training, monkeypatch):
     assert done.returncode == 0 and "is finished" in done.stdout
     done = subprocess.run([DPS, "report", folder], capture_output=True, text=True)
     assert done.returncode == 0 and (folder / "report" / "index.html").exists()
+    its_configuration_is_a_recipe(training, s3("runs"), summary["accuracy"])
+
+
+def its_configuration_is_a_recipe(training, out, accuracy):
+    """The same run, in an object store this time, and finished when it is resumed there."""
+    given = ["--name", "again", "--out", out]
+    for more, said in (
+        ([training.run / "config.yaml"], "again finished"),
+        (["--resume"], "is fin"),
+    ):
+        train = [DPS, "train", *given, *more]
+        done = subprocess.run(train, capture_output=True, text=True, env=training.env)
+        assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+    summary = json.loads((Storage(out) / "again").read("summary.json"))
+    assert summary["accuracy"] == accuracy
 
 
 def gcs_of(training):

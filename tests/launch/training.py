@@ -52,7 +52,7 @@ EPOCH = re.compile(r"epochs [\d,]+, each (\d+) steps")
 EXPECTED = re.compile(
     r"starting Ray|placing \S+ workers|loading|run \S+: .*|epoch \d+/\d+ .*|step \d+/\d+ .*"
     r"|restarted with .*|\S+ finished .*|folder .*|next .*|dps: stopped"
-    r"|\S+ is finished: .*"
+    r"|\S+ is finished: .*|`dps train .* --resume` goes on where it was"
 )
 
 

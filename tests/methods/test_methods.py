@@ -3,7 +3,6 @@
 import pkgutil
 from dataclasses import replace
 from importlib import import_module
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ from tests.methods.batches import (
     with_views,
 )
 
-SETTINGS = get_args(get_args(config.Method)[0])
+SETTINGS = config.METHODS
 MIXES = {"half": HALF, "all": OF_ALL, "cutout": CUT_OUT}
 WHOLLY_MIXED = [row for row in SETTINGS if methods.build(row()).mixes == "all"]
 every_row = pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.__name__)
@@ -98,6 +97,11 @@ def test_every_method_has_settings_and_every_settings_a_method():
         if getattr(getattr(module, "build", None), "__module__", None) == module.__name__
     }
     assert with_code == {row.model_fields["name"].default for row in SETTINGS}
+
+
+@every_row
+def test_a_method_that_keeps_evidence_says_where(row):
+    assert issubclass(row, config.Stored) == (methods.build(row()).evidence is not None)
 
 
 @every_row

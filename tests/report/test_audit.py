@@ -66,7 +66,7 @@ class Made:
         }
         writer = Writer(Storage(self.folder), self.config.train.checkpoint, "a1", None)
         writer.save(moment, {"data": facts | changes}, self.store.snapshot())
-        writer.close()
+        writer.wait()
         return self.folder
 
 

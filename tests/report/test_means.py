@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dps_dist.report import html, tables
+from dps_dist.report import html, markdown, tables
 from tests.report.folders import arrays, epoch, evaluate, evaluation, rows, write_run
 from tests.report.pages import Page
 from tests.report.test_report import in_terminal
@@ -14,16 +14,41 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 ACCURACY = {"dps": (0.95, 0.96, 0.98), "ls": (0.9, 0.91, 0.92)}
 
 
-def seeds_of(folder, method, *, evaluated=False, **changes):
+def seeds_of(folder, method, *, evaluated=False, settings=None, **changes):
     found = []
     for seed, accuracy in enumerate(ACCURACY[method]):
-        config = {"method": {"name": method}, "train": {"seed": seed}}
+        config = {"method": {"name": method, **(settings or {})}, "train": {"seed": seed}}
         last = epoch(2, **({"accuracy": accuracy} | changes))
         run = write_run(folder / f"{method}-s{seed}", [epoch(1), last], config=config)
         if evaluated:
             evaluate(run, evaluation(seed=seed), arrays(seed=seed))
         found.append(tables.read(run))
     return found
+
+
+def test_the_table_in_markdown_has_the_same_cells(tmp_path):
+    runs = [*seeds_of(tmp_path, "dps"), *seeds_of(tmp_path, "ls")]
+    _, found = tables.comparison(runs)
+    titles, rule, *lines = markdown.save(runs, tmp_path / "t.md").read_text().splitlines()
+    assert titles == "| run | method | accuracy | best accuracy | ECE | NLL |"
+    assert rule == "|---" * 6 + "|" and lines[-2:] == ["", tables.ABOUT_MEANS]
+    split = [line.strip("| ").split(" | ") for line in lines[:-2]]
+    for row, cells in zip(split, found, strict=True):
+        assert row == [f"**{cell.text}**" if cell.best else cell.text for cell in cells[:-1]]
+    assert "**96.33% ± 1.53%**" in split[-2]
+
+
+def test_names_do_not_break_the_markdown_table(tmp_path):
+    run = tables.read(write_run(tmp_path / "a", [epoch(1)], name="a|b_c*"))
+    *_, line = markdown.save([run], tmp_path / "t.md").read_text().splitlines()
+    assert line.startswith("| a\\|b\\_c\\* | dps |")
+
+
+def test_means_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
+    gamma_one = {"gamma": 1.0}
+    runs = [*seeds_of(tmp_path / "a", "dps"), *seeds_of(tmp_path / "b", "dps", settings=gamma_one)]
+    names = [row[0].text for row in tables.comparison(runs)[1][-2:]]
+    assert names == [f"dps-s…, mean ± std of 3 seeds ({tmp_path / folder})" for folder in "ab"]
 
 
 def test_there_is_a_row_for_the_seeds_of_each_method(tmp_path):

@@ -1,5 +1,6 @@
 """Run folders → table, curves, page: the files' numbers, whatever the files hold."""
 
+import errno
 import io
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from dps_dist.config import Config
 from dps_dist.errors import InputError
-from dps_dist.report import drawing, html, plots, tables
+from dps_dist.report import drawing, html, plots, tables, write_whole
 from tests.report.folders import epoch, write_run
 from tests.report.pages import Page, assert_self_contained
 
@@ -233,7 +234,7 @@ def test_bare_metrics_are_enough(tmp_path):
 
 
 def test_many_runs_have_looks_of_their_own():
-    looks = {(plots.colour(k), plots.dash(k)) for k in range(24)}
+    looks = {(drawing.colour(k), drawing.dash(k)) for k in range(24)}
     assert len(looks) == 24
 
 
@@ -241,7 +242,7 @@ def test_curves_of_the_page_take_its_colours(two):
     (panel,) = plots.drawings(two, plots.PANELS[:1])
     svg = drawing.Album().figure(panel)
     assert "var(--run0)" in svg and "var(--run1)" in svg and "var(--soft)" in svg
-    assert not any(colour in svg for colour in (plots.INK, *plots.COLOURS))
+    assert not any(colour in svg for colour in (drawing.INK, *drawing.COLOURS))
     assert svg == drawing.Album().figure(panel)
 
 
@@ -250,9 +251,25 @@ def test_figure_without_background(two, tmp_path):
     with Image.open(out) as picture:
         pixels = np.asarray(picture.convert("RGBA"))
     assert pixels[0, 0, 3] == 0 and pixels.shape[1] == 1600
-    for colour in plots.COLOURS[:2]:
+    for colour in drawing.COLOURS[:2]:
         rgb = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
         assert (pixels[..., :3] == rgb).all(-1).any()
+
+
+def test_a_full_disk_is_told_by_the_name_of_the_page(small_disk):
+    write_whole(small_disk / "page.html", b"before")
+    with pytest.raises(OSError) as told:
+        write_whole(small_disk / "page.html", bytes(3 << 20))
+    assert told.value.errno == errno.ENOSPC and told.value.filename == str(small_disk / "page.html")
+    assert [file.read_bytes() for file in small_disk.iterdir()] == [b"before"]
+
+
+def test_a_read_only_disk_is_told_by_the_name_of_the_page(small_disk):
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    subprocess.run(remount, check=True)
+    with pytest.raises(OSError) as told:
+        write_whole(small_disk / "page.html", b"new")
+    assert told.value.errno == errno.EROFS and told.value.filename == str(small_disk / "page.html")
 
 
 def test_other_suffixes_are_refused(one, tmp_path):
@@ -264,7 +281,8 @@ def test_other_suffixes_are_refused(one, tmp_path):
 def test_a_page_that_cannot_be_written_leaves_the_old_one(one, tmp_path, monkeypatch):
     out = html.write([one], tmp_path / "page.html")
     before = out.read_text()
-    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    full = OSError(errno.ENOSPC, "full")
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(OSError, match="full"):
         html.write([one], out)
     assert out.read_text() == before

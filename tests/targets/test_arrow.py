@@ -216,6 +216,13 @@ def test_a_missing_file_is_named(saved, tmp_path, name):
     refused(tmp_path, f"{name} is missing")
 
 
+@pytest.mark.parametrize("content", [b"", b"[5]", b'["a"]', b"{}", b"null"])
+def test_a_manifest_of_something_else_is_refused(saved, tmp_path, content):
+    for name, bytes_of in saved.items():
+        (tmp_path / name).write_bytes(content if name == "targets.json" else bytes_of)
+    refused(tmp_path, "targets.json is damaged")
+
+
 def test_leftovers_of_another_save_are_not_read(saved, tmp_path):
     for name, content in saved.items():
         (tmp_path / name).write_bytes(content)

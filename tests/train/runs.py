@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ from dps_dist.train.setup import build
 from dps_dist.train.state import finish, restore
 from dps_dist.train.storage import Storage
 
-ROWS = {row.model_fields["name"].default: row for row in get_args(get_args(config.Method)[0])}
+ROWS = {row.model_fields["name"].default: row for row in config.METHODS}
 METHODS = list(ROWS)
 STORES = [name for name in METHODS if issubclass(ROWS[name], config.Stored)]
 ALL_KEPT = "train.checkpoint.keep_last=1000"
@@ -131,7 +130,7 @@ def went_on(folder, copy, moment, kept=True):
         shutil.rmtree(copy / FOLDER)
     writer = Writer(Storage(copy), config.Checkpoint(keep_last=9), "later", None)
     writer.save(moment, opened.state, None)
-    writer.close()
+    writer.wait()
     return copy
 
 

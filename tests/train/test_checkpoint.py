@@ -96,7 +96,7 @@ def save_steps(url, world_size, steps, attempt, slow_pruning=False):
         state = state_at(step) if writer.rank == 0 else None
         writer.save(moment_at(step), state, targets_at(store, step).snapshot(), step / 100)
         targets_at(store, 999)  # training goes on
-    writer.close()
+    writer.wait()
     return writer.committed
 
 
@@ -525,7 +525,7 @@ def test_a_failed_save_is_told_at_the_next(tmp_path):
     with pytest.raises(OSError, match="a broken disk"):
         writer.save(moment_at(6), state_at(6), None)
     writer.save(moment_at(6), state_at(6), None)
-    writer.close()
+    writer.wait()
     assert writer.committed == "00000006-ab12"
 
 

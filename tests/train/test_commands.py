@@ -1,10 +1,11 @@
-"""`dps audit` and `dps export` as they are typed, on a real run."""
+"""`dps audit`, `dps export` and `dps report` as they are typed, on real runs."""
 
 import shutil
 import sys
 
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 
 from dps_dist import recipes
@@ -61,6 +62,13 @@ def test_audit(dps, noisy, data, tmp_path):
     assert (corrected == clean).mean() > 0.9 > (given == clean[table["index"].to_numpy()]).mean()
 
 
+def test_audit_by_itself_writes_its_table(dps, noisy, tmp_path):
+    (noisy / "audit.parquet").unlink(missing_ok=True)
+    code, said = dps("audit", noisy)
+    assert code == 0 and (noisy / "audit.parquet").exists(), said.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_audit_writes_nothing_if_something_cannot_be(dps, noisy, data, tmp_path):
     (noisy / "audit.parquet").unlink(missing_ok=True)
     there = data / "train.corrected.parquet"
@@ -101,3 +109,27 @@ def test_export(dps, noisy, tmp_path):
     assert "model.safetensors" in said.out and "README.md" in said.out
     code, said = dps("export", noisy, "exported")
     assert code == 2 and "exported" in said.err
+
+
+def test_export_without_and_with_everything(dps, noisy, tmp_path):
+    for words, more in (
+        ([], set()),
+        (["--onnx", "--targets", "probabilities"], {"model.onnx", "targets.parquet"}),
+    ):
+        code, said = dps("export", noisy, f"exported{len(words)}", *words)
+        assert code == 0, said.err
+        written = {path.name for path in (tmp_path / f"exported{len(words)}").iterdir()}
+        assert written == {"model.safetensors", "README.md", "config.yaml", *more}
+
+
+def test_report_of_several_runs_is_beside_them(dps, noisy, teacher, tmp_path):
+    runs = [tmp_path / "runs" / name for name in ("baseline", "dps")]
+    for run, copy in zip((teacher, noisy), runs, strict=True):
+        shutil.copytree(run, copy)
+    code, said = dps("report", "runs/baseline", "runs/dps")
+    assert code == 0 and "baseline" in said.out and "dps" in said.out, said.err
+    assert (tmp_path / "runs" / "report.html").stat().st_size > 10_000
+    code, said = dps("report", *sorted((tmp_path / "runs").glob("[bd]*")), "--out", "curves.png")
+    assert code == 0, said.err
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert picture.width > 500

@@ -202,7 +202,7 @@ def test_each_run_is_held_against_the_data(teacher, tmp_path):
     known = {**state["data"], "sum of class names": 7}
     writer = Writer(Storage(other), config.Checkpoint(), "later", None)
     writer.save(Moment(3, 0, found.moment.step + 1), {**state, "data": known}, None)
-    writer.close()
+    writer.wait()
     with pytest.raises(InputError, match=r"val.beton is not what .*run was trained on"):
         evaluate([str(first), str(other)])
 
@@ -443,6 +443,26 @@ def test_the_command_prints_and_writes(teacher, other, digits, tmp_path, monkeyp
     assert f"{100 * both['ensemble']['accuracy']:.2f}" in printed
 
 
+def test_the_command_takes_corruptions_and_foreign_images(
+    cifar, digits, tmp_path, monkeypatch, capsys
+):
+    run, c, p = (tmp_path / name for name in ("run", "CIFAR-10-C", "CIFAR-10-P"))
+    shutil.copytree(cifar, run)
+    c.mkdir()
+    p.mkdir()
+    fake = FakeCifar(100, seed=1)
+    np.save(c / "labels.npy", fake.labels)
+    np.save(c / "fog.npy", fake.images)
+    np.save(p / "tilt.npy", fake.images.reshape(20, 5, 32, 32, 3))
+    words = ("--on", f"c={c}", "--on", f"p={p}", "--ood", f"svhn={digits}")
+    assert run_command(monkeypatch, run, *words) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((run / "evaluation.json").read_text())["on"]
+    kinds = {name: found[name]["kind"] for name in ("c", "p")}
+    assert kinds == {"c": "corruptions", "p": "perturbations"} and "auroc" in found["svhn"]
+    assert all(f"{run} on {name}: " in printed for name in found)
+
+
 def test_a_mean_is_of_runs_that_differ_in_seeds_alone(other, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out.json"
     for k, (setting, same) in enumerate((("train.seed=7", True), ("method.gamma=.5", False))):
@@ -463,7 +483,7 @@ def diverged(run, copy, *settings):
     }
     writer = Writer(Storage(copy), config.Checkpoint(), "later", None)
     writer.save(Moment(3, 0, found.moment.step + 1), {**state, "model": weights}, None)
-    writer.close()
+    writer.wait()
     return copy
 
 

@@ -1,5 +1,6 @@
 """Exports of real runs: other programs get the same logits and targets, or nothing at all."""
 
+import errno
 import json
 import re
 import shutil
@@ -353,6 +354,14 @@ def test_an_empty_folder_is_filled_and_a_failure_leaves_nothing(noisy, tmp_path,
         "config.yaml",
         "model.safetensors",
     ]
+
+
+def test_a_full_disk_is_told_by_its_name_and_leaves_nothing(noisy, small_disk):
+    (small_disk / "others").write_bytes(bytes(2 << 20))
+    with pytest.raises(OSError) as told:
+        export(noisy, small_disk / "out")
+    assert told.value.errno == errno.ENOSPC and told.value.filename == str(small_disk / "out")
+    assert [path.name for path in small_disk.iterdir()] == ["others"]
 
 
 def test_a_run_elsewhere_is_exported(noisy, tmp_path):

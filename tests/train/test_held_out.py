@@ -6,9 +6,9 @@ import torch
 
 from dps_dist.data.hold_out import split
 from dps_dist.evaluate.calibration import fit_temperature
-from dps_dist.evaluate.metrics import figures_of
 from dps_dist.train.loop import epoch
 from dps_dist.train.measure import evaluate, held_out_logits
+from tests.evaluate.samples import figures_of
 from tests.train.runs import saved_targets, start, trained
 
 H = 150

@@ -143,6 +143,14 @@ def test_a_resumed_run_ends_as_one_that_was_not_killed(
         assert json.loads((killed / "summary.json").read_text()) == summary
 
 
+def test_steps_ask_for_a_checkpoint_at_an_epochs_end_too(ranks, settings, tmp_path):
+    """18 steps an epoch: the first epoch's end is due by its steps, by its number it is not."""
+    every = ["train.checkpoint.every_steps=18", "train.checkpoint.every_epochs=10", ALL_KEPT]
+    trained(ranks, settings("train.epochs=3", *every), tmp_path, 1)
+    saved = [(found.moment.step, found.moment.epoch) for found in complete(Storage(tmp_path))]
+    assert sorted(saved) == [(18, 1), (36, 2), (54, 3)]
+
+
 def killed_in(config, folder, after):
     """`run`, until rank 0 hears of a step behind `after` and is killed."""
 
@@ -542,6 +550,16 @@ class OtherDigits:
 
     def path(self, i):
         return str(i)
+
+
+def test_refuses_a_single_class(ranks, settings, tmp_path):
+    alike = OtherDigits()
+    alike.class_names, alike.labels = ("zero",), np.zeros(3, int)
+    for split in ("train", "val"):
+        write_split(alike, tmp_path, split, {"source": "x"}, ImageOptions("raw"), workers=1)
+    config = settings(f"data.path={tmp_path}")
+    (said,) = ranks.run(refusal, config, str(tmp_path / "run"), world_size=1)
+    assert "train.beton has one class, zero: " in said and "data.path" in said
 
 
 def test_refuses_splits_of_different_classes(ranks, settings, digits, tmp_path):

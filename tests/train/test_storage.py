@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dps_dist.errors import InputError
+from dps_dist.train.setup import _check_shared
 from dps_dist.train.storage import Storage
 
 numbers = itertools.count()
@@ -144,6 +145,19 @@ def test_a_full_disk(small_disk):
         storage.write("a", bytes(3 << 20))
     assert told.value.errno == errno.ENOSPC and told.value.filename == str(small_disk / "a")
     assert [path.name for path in small_disk.iterdir()] == ["a"] and storage.read("a") == b"before"
+
+
+def test_a_kill_while_the_folder_is_looked_for_leaves_nothing_for_good(tmp_path):
+    class Dying:
+        rank = 0
+
+        def barrier(self):
+            raise RuntimeError("connection closed by peer")
+
+    with pytest.raises(RuntimeError):
+        _check_shared(Storage(tmp_path), Dying(), "ab12")
+    Storage(tmp_path).tidy()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unfinished_files_are_not_listed(tmp_path):

@@ -29,6 +29,9 @@ def test_a_damaged_checkpoint_is_passed_over(teacher, tmp_path):
 def test_what_is_no_trained_run_is_refused(teacher, tmp_path):
     with pytest.raises(InputError, match=r"is not the folder of a run, it has no config.yaml"):
         load(tmp_path)
+    (tmp_path / "config.yaml").write_bytes(b"\x80\x81")
+    with pytest.raises(InputError, match=r"config.yaml is damaged, it is no text: restore it"):
+        load(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
     shutil.copy(teacher / "config.yaml", empty)

@@ -4,16 +4,22 @@ import fcntl
 import json
 import math
 import threading
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from ray import tune
+from ray.exceptions import RayError
+from ray.tune import TuneError
 
 from dps_dist import recipes
 from dps_dist.config import Launch
-from dps_dist.errors import InputError
+from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_tune
 from dps_dist.launch import space as spaces
+from dps_dist.launch import trial as trials
 from dps_dist.launch.runs import NAME, Run
 from dps_dist.launch.sweeps import SEED, Sweep, Trial, checked, create, open_folder
 from dps_dist.launch.trial import trial
@@ -258,6 +264,73 @@ def test_a_trial_that_another_process_has_finished_meanwhile_is_not_trained(digi
     thread.join(30)
     assert not thread.is_alive()
     assert sorted(run.storage.names()) == ["config.yaml", SUMMARY]
+
+
+def test_tune_hears_of_an_epoch_every_so_often_and_always_of_the_last(monkeypatch):
+    clock, told = [100.0], []
+    monkeypatch.setattr(trials, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(tune, "report", told.append)
+    of_all, now_and_then = trials._Told(6, every_s=0.0), trials._Told(6, every_s=2.0)
+    rows = [{"kind": "epoch", "epoch": n, "accuracy": n / 10, "ece": 0.5} for n in range(1, 7)]
+    rows = [{**row, "nll": None if row["epoch"] == 3 else 1.0} for row in rows]
+    heard = {}
+    for name, teller in (("all", of_all), ("some", now_and_then)):
+        for row in rows:
+            teller.hear(row)
+            teller.hear({"kind": "epoch", "epoch": row["epoch"]})  # that was not measured
+            teller.hear({"kind": "progress", "epoch": row["epoch"], "accuracy": 1.0})
+            clock[0] += 0.9
+        heard[name], told[:] = [*told], []
+    # The last one without its number: a scheduler is not to stop who has but to write a summary
+    assert [row.get("epoch") for row in heard["all"]] == [1, 2, 3, 4, 5, None]
+    assert [row.get("epoch") for row in heard["some"]] == [1, 4, None]
+    assert all(row.keys() - {"epoch"} == set(trials.FIGURES) for row in heard["all"])
+    assert [math.isnan(row["nll"]) for row in heard["all"]] == [False] * 2 + [True] + [False] * 3
+
+
+def test_a_trial_on_a_full_disk_is_refused_in_a_sentence(digits, small_disk, monkeypatch):
+    told = []
+    monkeypatch.setattr(tune, "report", told.append)
+    run = Run(recipes.load("digits", [f"data.path={digits}"]), Storage(small_disk / "run"), True)
+    with suppress(OSError):
+        (small_disk / "others").write_bytes(bytes(3 << 20))
+    trial(run, set(), None, 0.0)
+    (said,) = told
+    assert "config.yaml: No space left on device; make room or choose another --out" in said.pop(
+        "refused"
+    )
+    assert all(map(math.isnan, said.values())) and said.keys() == set(trials.FIGURES)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TuneError("Traceback (most recent call last):\n  …\nOSError: No space left: 'trials.json'"),
+        RayError("OSError: No space left: 'trials.json'"),
+    ],
+)
+def test_what_ends_tune_is_said_in_a_sentence(digits, tmp_path, monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(ray_tune, "connect", lambda: False)
+    monkeypatch.setattr(ray_tune, "nodes", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr(ray_tune, "_fit", fails)
+    asked = checked(Sweep("digits", {"method.c": [9]}, (f"data.path={digits}",)))
+    folder = open_folder(asked, str(tmp_path), "one", resume=False)
+    sentence = r"^the sweep cannot go on \(OSError: No .*'\): .* --name one --resume does$"
+    with pytest.raises(FailedError, match=sentence):
+        ray_tune.sweep(folder, None, lambda folder: None)
+
+
+@pytest.mark.parametrize("file", ["sweep.yaml", "trials.json"])
+@pytest.mark.parametrize("content", [b"\x80\x81", b"{", b"[]", b""])
+def test_a_sweep_with_a_damaged_file_is_refused(digits, tmp_path, file, content):
+    asked = checked(Sweep("digits", {"method.c": [9]}, (f"data.path={digits}",)))
+    create(open_folder(asked, str(tmp_path), "one", resume=False))
+    (tmp_path / "one" / file).write_bytes(content)
+    with pytest.raises(InputError, match=f"one/{file} is damaged: restore it, or .* --name"):
+        open_folder(asked, str(tmp_path), "one", resume=True)
 
 
 def test_a_sweep_whose_recipe_has_changed_is_another(digits, tmp_path):

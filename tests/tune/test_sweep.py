@@ -100,7 +100,7 @@ class Sweeping:
 def test_an_ablation_goes_on_from_checkpoints_when_a_trial_or_the_driver_is_killed(digits):
     settings = (f"data.path={digits}", "train.epochs=30", "data.noise={kind: symmetric, rate: .4}")
     given = [word for one in settings for word in ("--set", one)]
-    grid = ["--gamma", ".9", "--c", "20,500,2000", "--seeds", "1"]
+    grid = ["--gamma", ".9", "--c", "20,500,2000", "--seeds", "1", "--hold-out", "120"]
     with short_home() as home, Sweeping(home, "ablation.py", "digits", *grid, *given) as sweep:
         driver = sweep.start("--concurrent", "1")
         runs, page = sweep.folder / "runs", sweep.folder / "index.html"
@@ -229,10 +229,12 @@ def test_optuna_goes_on_with_what_it_tried_before_and_paths_are_ours(digits, tmp
 
 
 @pytest.mark.timeout(600)
-def test_trials_that_optuna_chose_may_fail(digits, tmp_path):
+@pytest.mark.parametrize("search", ["optuna", "random"])
+def test_trials_that_were_chosen_may_fail(digits, tmp_path, search):
     space = tmp_path / "space.yaml"
     space.write_text("optim.lr: [1e+20, 1e+25, 1e+30]\n")  # each once, also of a few
-    options = ["--space", str(space), "--search", "optuna", "--trials", "3"]
+    options = ["--space", str(space), "--search", search, "--trials", "3"]
+    options += ["--scheduler", "asha"] if search == "random" else []
     given = ["--set", f"data.path={digits}", "--set", "train.epochs=1"]
     with short_home() as home, Sweeping(home, "sweep.py", "digits", *given, *options) as sweep:
         assert sweep.run() == 1

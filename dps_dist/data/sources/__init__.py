@@ -61,7 +61,7 @@ class SourceClass(Protocol):
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """description: one line for `dps prepare --help`.
+    """description: one line for `dps sources`.
     home: where the data set is officially had.
     embedded: it comes with an installed package and needs no root.
     photographs: its images are large and of many sizes, so that `dps prepare` keeps some as JPEG.
@@ -136,7 +136,8 @@ def open_source(name: str, root: Path | str | None, split: str) -> Source:
         # A usual split whose files are absent goes on, for the source to name the file.
         if split not in splits and not {split, *splits} <= {"train", "val"}:
             raise BadFiles(
-                f"split {split!r} is not in {name} at {root}: it has {', '.join(splits)}"
+                f"split {split!r} is not in {name}{f' at {root}' if root else ''}: it has "
+                f"{', '.join(splits)}"
             )
         return spec.opens(folder, split)
 
@@ -153,7 +154,10 @@ def _lookup(name: str, root: Path | str | None) -> tuple[SourceSpec, Path]:
         raise InputError(f"source {name!r} is not known: choose one of {', '.join(SOURCES)}")
     spec = SOURCES[name]
     if root is None and not spec.embedded:
-        raise InputError(f"source {name} needs the folder that holds it; it is had at {spec.home}")
+        raise InputError(
+            f"source {name} needs the folder that holds it: give it with --from; it is had at "
+            f"{spec.home}"
+        )
     return spec, Path(root or ".").expanduser()
 
 

@@ -63,10 +63,6 @@ class Cifar10C(Corrupted):
         labels = checked_labels(raw, len(CIFAR10_CLASSES), len(images), labels_file)
         super().__init__(images, labels, CIFAR10_CLASSES, [file.relative_to(root).as_posix()])
 
-    def severity(self, i: int) -> int:
-        """1 to 5."""
-        return i * self.SEVERITIES // len(self) + 1
-
 
 class Cifar10P(Corrupted):
     """Sequences of `frames` images each, one for each test image; image i is a frame of sequence

@@ -54,14 +54,11 @@ class ImageFiles:
         """The image as RGB [H, W, 3], as stored: an EXIF orientation is not applied, which is how
         ImageNet is read everywhere."""
         file = self.root / self.paths[i]
-        return decode(self._bytes(i), str(file))
-
-    def _bytes(self, i: int) -> bytes:
-        file = self.root / self.paths[i]
         try:
-            return file.read_bytes()
+            data = file.read_bytes()
         except OSError as error:
             raise BadImage(str(file), error.strerror or str(error)) from error
+        return decode(data, str(file))
 
 
 def decode(data: bytes, name: str) -> NDArray[np.uint8]:
