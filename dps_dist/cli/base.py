@@ -5,6 +5,7 @@ import io
 import signal
 import sys
 import threading
+from importlib.metadata import version
 from typing import Annotated, TextIO
 
 import typer
@@ -14,12 +15,29 @@ from dps_dist.errors import FailedError, InputError
 
 app = typer.Typer(
     name="dps",
-    help="Train image classifiers whose targets are learned per sample.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
 )
 console = Console(highlight=False)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        say(f"dps_dist {version('dps_dist')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[  # noqa: ARG001
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Say it, and end."),
+    ] = False,
+) -> None:
+    """Train image classifiers whose targets are learned per sample."""
+
+
 NO_RIGHT = "choose another place, or have its rights changed"
 FULL = "make room there or choose another place, then run this again"
 REMEDIES = {

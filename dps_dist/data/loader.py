@@ -218,6 +218,13 @@ def train_loader(
     )
 
 
+def check(config: Config, manifest: Manifest) -> None:
+    """Refuse what `train_loader` would, without building one."""
+    noisy_labels(config.data, manifest)
+    if config.augment.crop == "pad":
+        _one_size(Reader(str(manifest.beton)), manifest.beton)
+
+
 def eval_loader(
     config: Config,
     manifest: Manifest,

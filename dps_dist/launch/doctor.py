@@ -32,6 +32,7 @@ def examine(folder: Path) -> Iterator[Finding]:
         ("turbojpeg", _turbojpeg),
         ("torch", _torch),
         ("GPU", _gpu),
+        ("bfloat16", _bfloat16),
         ("collectives", _collectives),
         ("Ray", _ray),
     ):
@@ -111,6 +112,19 @@ def _gpu() -> Finding:
         return Finding("GPU", "note", "none", "training runs on the CPU: right for demos and tests")
     names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
     return Finding("GPU", "ok", f"{torch.cuda.device_count()} × {', '.join(sorted(names))}")
+
+
+def _bfloat16() -> Finding:
+    import torch
+
+    from dps_dist.train.setup import cpu_has_bfloat16
+
+    if torch.cuda.is_available():
+        ok, found = torch.cuda.is_bf16_supported(False), "of the GPU"
+    else:
+        ok, found = cpu_has_bfloat16(), "of the CPU"
+    remedy = "float16 on GPUs, none on CPUs: imitated bfloat16 is many times slower than float32"
+    return _noted("bfloat16", ok, found if ok else "none", f"train.amp: {remedy}")
 
 
 def _collectives() -> Finding:

@@ -25,6 +25,7 @@ from ray.util.queue import Empty, Queue
 
 from dps_dist import methods, models
 from dps_dist.config import KD, Config
+from dps_dist.data import loader
 from dps_dist.errors import FailedError, InputError, PeerFailedError
 from dps_dist.launch import cluster, loggers
 from dps_dist.launch.cluster import reason_of
@@ -127,6 +128,7 @@ def check(config: Config, option: str = "--workers") -> None:
             read_config(Storage(folder))
     if Path(config.data.path).exists() or not cluster.address():
         train_set, _ = read_sets(config)  # on a cluster the data may be on the workers only
+        loader.check(config, train_set)
         _try_model(config, train_set.num_classes)
 
 

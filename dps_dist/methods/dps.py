@@ -27,13 +27,14 @@ class DPS(Method):
     ) -> tuple[Tensor, Tensor]:
         assert targets is not None
         logits = forward(batch.images)
-        plain = len(logits) if batch.mix is None else batch.mix.first
         labels, index = batch.labels, batch.index
+        if batch.mix is None:
+            return targets.step(logits, labels, index, self.tau), logits
+        plain = batch.mix.first
         loss = targets.step(logits[:plain], labels[:plain], index[:plain], self.tau)
-        if batch.mix is not None:
-            stored = sharpened(targets.read(index[plain:], labels[plain:]), self.tau)
-            mixed = soft_cross_entropy(logits[plain:], batch.mix.of(stored))
-            loss = torch.cat([loss, mixed])
+        stored = sharpened(targets.read(index[plain:], labels[plain:]), self.tau)
+        mixed = soft_cross_entropy(logits[plain:], batch.mix.of(stored))
+        loss = torch.cat([loss, mixed])
         return loss, logits
 
 

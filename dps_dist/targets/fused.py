@@ -42,9 +42,12 @@ def fused_step(
     that an AMP gradient scaler notices), and its row and visits stay as they are.
     """
     _check(logits, labels, slots, rows, visits, prior)
-    loss: Tensor = _FusedStep.apply(
-        _kernel(logits.device.type), logits, labels, slots, rows, visits, prior, tau
-    )
+    table, kernel = _coefficients(prior, logits.device), _kernel(logits.device.type)
+
+    def run(with_grad: bool) -> tuple[Tensor, Tensor]:
+        return kernel(logits, labels, slots, rows, visits, table, tau, with_grad)
+
+    loss: Tensor = _FusedStep.apply(run, logits)
     return loss
 
 
@@ -99,23 +102,14 @@ def _coefficients(prior: Dirichlet, device: torch.device) -> Tensor:
 
 
 class _FusedStep(torch.autograd.Function):
-    """Forward knows the gradient but for the factor ∂(total)/∂loss, which backward brings."""
+    """Forward knows the gradient but for the factor ∂(total)/∂loss, which backward brings.
+
+    Autograd is shown the logits only: each further tensor would take it a few µs.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        kernel: Kernel,
-        logits: Tensor,
-        labels: Tensor,
-        slots: Tensor,
-        rows: Tensor,
-        visits: Tensor,
-        prior: Dirichlet,
-        tau: float,
-    ) -> Tensor:
-        table = _coefficients(prior, logits.device)
-        with_grad = ctx.needs_input_grad[1]
-        loss, grad = kernel(logits, labels, slots, rows, visits, table, tau, with_grad)
+    def forward(ctx: Any, run: Callable[[bool], tuple[Tensor, Tensor]], logits: Tensor) -> Tensor:
+        loss, grad = run(ctx.needs_input_grad[1])
         ctx.dtype = logits.dtype
         ctx.save_for_backward(grad)
         return loss
@@ -127,7 +121,7 @@ class _FusedStep(torch.autograd.Function):
                 "store.step can be differentiated once: for create_graph=True use read and update"
             )
         (grad,) = ctx.saved_tensors
-        return None, (grad * grad_loss.unsqueeze(-1)).to(ctx.dtype), *[None] * 6
+        return None, (grad * grad_loss.unsqueeze(-1)).to(ctx.dtype)
 
 
 def _check(

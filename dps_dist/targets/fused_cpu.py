@@ -224,11 +224,11 @@ def step(
     loss = z.new_empty(z.shape[0])
     grad = z.new_empty(z.shape if with_grad else (1, z.shape[1]))
     store = rows.numpy().view(np.uint16), visits.numpy(), weights.numpy(), f32(1 / tau)
+    batch, gradients, losses = (z.numpy(), labels.numpy(), slots.numpy()), grad.numpy(), loss.numpy()
 
     def part(samples: slice) -> None:
-        batch = (x[samples].numpy() for x in (z, labels, slots))
-        out = grad[samples] if with_grad else torch.empty_like(grad)
-        many_rows(*batch, *store, out.numpy(), loss[samples].numpy())
+        out = gradients[samples] if with_grad else np.empty_like(gradients)
+        many_rows(*(array[samples] for array in batch), *store, out, losses[samples])
 
     # Plain threads, not numba's: its default layer must not be entered from two threads at once,
     # and the data loader may be in it. They live for one call, so only large batches are split.

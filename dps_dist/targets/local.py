@@ -14,7 +14,14 @@ from torch import Tensor
 
 from dps_dist.errors import InputError, PeerFailedError
 from dps_dist.targets import arrow
-from dps_dist.targets.checks import Batch, Order, check_order, expect_integers, expect_shape
+from dps_dist.targets.checks import (
+    Batch,
+    Order,
+    all_below,
+    check_order,
+    expect_integers,
+    expect_shape,
+)
 from dps_dist.targets.codec import decode, encode
 from dps_dist.targets.dirichlet import MAX_VISITS, Dirichlet
 
@@ -255,10 +262,8 @@ class Targets:
 
     def _slots_of_any(self, samples: Tensor) -> Tensor:
         """The row number of each sample; -1 for what is no sample."""
-        if samples.device.type == "cpu" and len(samples):
-            numbers = samples.numpy()
-            if numbers.min() >= 0 and numbers.max() < self.num_samples:
-                return self._slots(samples)
+        if samples.device.type == "cpu" and all_below(self.num_samples, samples):
+            return self._slots(samples)
         known = (samples >= 0) & (samples < self.num_samples)
         return self._slots(samples.clamp(0, self.num_samples - 1)).where(known, -1)
 

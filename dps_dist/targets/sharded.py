@@ -229,7 +229,7 @@ class ShardedTargets(Targets):
         self._send_for_next()
 
     def _slots(self, samples: Tensor) -> Tensor:
-        return self._slot[samples].long()
+        return self._slot.index_select(0, samples).long()
 
     def held(self) -> Tensor:
         self._land()

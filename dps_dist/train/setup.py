@@ -137,7 +137,7 @@ def build(
         held_out = evaluated
         if eval_set is not train_set:
             held_out = eval_loader(config, train_set, device=peers.device, threads=threads)
-    return Training(
+    training = Training(
         config=config,
         peers=peers,
         storage=storage,
@@ -160,6 +160,17 @@ def build(
         watch=Watch(peers, config.train.checkpoint.every_minutes),
         writer=Writer(storage, config.train.checkpoint, attempt, peers.new_group()),
     )
+    if config.train.amp == "bfloat16" and peers.device.type == "cpu" and not cpu_has_bfloat16():
+        training.note(
+            "train.amp is bfloat16, which this CPU can only imitate, many times slower than "
+            "float32: --set train.amp=none is faster here"
+        )
+    return training
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether oneDNN computes in bfloat16 here (x86 needs AVX-512); else torch's own loops do."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _check_shared(storage: Storage, peers: Peers, attempt: str) -> None:
