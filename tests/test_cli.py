@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -274,7 +275,7 @@ def test_help_has_examples(dps):
 def test_doctor_finds_this_machine_fit(dps):
     code, out, _ = dps("doctor")
     assert code == 0
-    for what in ("Python", "FFCV", "turbojpeg", "torch", "GPU", "Ray", "disk", "memory"):
+    for what in ("Python", "FFCV", "turbojpeg", "torch", "GPU", "bfloat16", "Ray", "disk"):
         assert what in out
     assert "bad" not in out
 
@@ -283,6 +284,11 @@ def test_doctor_says_what_is_broken(dps, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     code, out, _ = dps("doctor")
     assert code == 1 and "bad" in out and "make setup" in out
+
+
+def test_version(dps):
+    code, out, _ = dps("--version")
+    assert code == 0 and out.split() == ["dps_dist", metadata.version("dps_dist")]
 
 
 def test_help_comes_without_the_heavy_libraries():

@@ -30,7 +30,7 @@ def _say_version(asked: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool,
         typer.Option("--version", callback=_say_version, is_eager=True, help="Say it, and end."),
     ] = False,

@@ -224,7 +224,8 @@ def step(
     loss = z.new_empty(z.shape[0])
     grad = z.new_empty(z.shape if with_grad else (1, z.shape[1]))
     store = rows.numpy().view(np.uint16), visits.numpy(), weights.numpy(), f32(1 / tau)
-    batch, gradients, losses = (z.numpy(), labels.numpy(), slots.numpy()), grad.numpy(), loss.numpy()
+    batch = z.numpy(), labels.numpy(), slots.numpy()
+    gradients, losses = grad.numpy(), loss.numpy()
 
     def part(samples: slice) -> None:
         out = gradients[samples] if with_grad else np.empty_like(gradients)

@@ -20,7 +20,7 @@ def seeded(seed: int, at: Moment, rank: int) -> torch.Generator:
     chosen = int(torch.randint(2**62, (), generator=random))
     # Not torch.manual_seed: it asks after every kind of device, for 0.2 ms where there is none
     torch.default_generator.manual_seed(chosen)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(chosen)
     return random
 

@@ -63,6 +63,20 @@ def test_workers_are_given_absolute_paths(tmp_path, monkeypatch):
     assert for_workers(named).model.weights == "IMAGENET1K_V1"
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("augment.crop=pad", "augment.crop is pad: the images of .* have sides of"),
+        ("data.noise={kind: asymmetric, rate: 0.4, mapping: {0: 7}}", "mapping"),
+    ],
+)
+def test_images_and_labels_are_looked_at_before_ray_starts(photos, setting, said):
+    base = [f"data.path={photos}", "augment.crop=resized", "data.batch_size=4"]
+    check(recipes.load("digits", base))
+    with pytest.raises(InputError, match=said):
+        check(recipes.load("digits", [*base, setting]))
+
+
 def test_teachers_that_are_not_there_are_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = recipes.load("digits", ["method={name: kd, teachers: [runs/a]}"])

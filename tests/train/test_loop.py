@@ -27,6 +27,7 @@ from dps_dist.targets import Dirichlet, LocalTargets
 from dps_dist.train.checkpoint import complete, newest_whole
 from dps_dist.train.loop import epoch, run, step
 from dps_dist.train.measure import evaluate, target_figures
+from dps_dist.train.setup import build
 from dps_dist.train.storage import Storage
 from dps_dist.train.vitals import PARTS, Clock
 from tests.spawn import RankError, Ranks
@@ -592,6 +593,26 @@ def test_trains_in_bfloat16(ranks, settings, tmp_path):
     summary = trained(ranks, settings("train.amp=bfloat16"), tmp_path, 2)
     assert summary["accuracy"] > 0.8
     assert all(w.dtype != torch.bfloat16 for w in final_state(tmp_path)["model"].values())
+
+
+def notes(config, folder, has_bfloat16):
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dps_dist.train.setup.cpu_has_bfloat16", lambda: has_bfloat16)
+        build(config, Storage(folder), said.append, threads=1)
+    return [event["text"] for event in said if event["kind"] == "note"]
+
+
+def test_a_cpu_that_only_imitates_bfloat16_is_told_of(ranks, settings, tmp_path):
+    """It is ten and more times slower than float32 there."""
+
+    def told(amp, has):
+        return ranks.run(notes, settings(f"train.amp={amp}"), str(tmp_path), has, world_size=2)
+
+    (note,), nothing = told("bfloat16", False)
+    assert "train.amp is bfloat16" in note and "--set train.amp=none" in note
+    assert nothing == []  # of the other rank
+    assert told("bfloat16", True) == told("none", False) == [[], []]
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
