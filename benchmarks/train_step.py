@@ -195,7 +195,8 @@ def report(scratch: Path, quick: bool) -> None:
             ratio,
             "{:.3f}×",
             at_most=1.03,
-            note=f"{1e3 * times['dps']:.1f} ms against {1e3 * times['baseline']:.1f} ms",
+            note=f"median of paired ratios; median steps {1e3 * times['dps']:.1f} and "
+            f"{1e3 * times['baseline']:.1f} ms",
         )
     rounds, most = (1, 6) if quick else (3, 100)
     whole, compute, ratio = epoch_against_compute(data, resnet, rounds, most)
@@ -204,7 +205,7 @@ def report(scratch: Path, quick: bool) -> None:
         ratio - 1,
         "{:+.1%}",
         at_most=0.05,
-        note=f"{1e3 * whole:.0f} ms a step against {1e3 * compute:.0f} ms",
+        note=f"median of paired ratios; median steps {1e3 * whole:.0f} and {1e3 * compute:.0f} ms",
     )
     held, total = checkpoint_stall(data, 3 if quick else 7)
     epoch = SHARD[0] / GPU_SPEED
