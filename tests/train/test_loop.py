@@ -188,6 +188,12 @@ def test_saves_by_minutes_too(ranks, settings, tmp_path):
     assert all(moment.position == 64 * moment.step for moment in moments if moment.epoch == 0)
 
 
+def test_saves_by_minutes_where_an_epoch_is_one_step(ranks, settings, tmp_path):
+    minutes = ["train.checkpoint.every_minutes=1e-6", "train.checkpoint.every_epochs=10", ALL_KEPT]
+    trained(ranks, settings("data.batch_size=1200", "train.epochs=3", *minutes), tmp_path)
+    assert [found.moment.epoch for found in complete(Storage(tmp_path))] == [3, 2, 1]
+
+
 # ---- visits
 
 
