@@ -70,10 +70,10 @@ class Training:
 
     def order(self, at: Moment) -> EpochOrder:
         """Who visits which sample when, from that moment to its epoch's end."""
-        data = self.config.data
+        data, trained = self.config.data, len(self.train_set) - self.config.data.hold_out
         return EpochOrder.of_batch(
             len(self.train_set),
-            data.batch_size,
+            min(data.batch_size, trained),
             self.peers.world_size,
             seed=self.config.train.seed,
             epoch=at.epoch,
@@ -85,9 +85,7 @@ class Training:
 
     @property
     def images_at_once(self) -> int:
-        """What a worker passes through the model at a time: its share when none is missing."""
-        most = self.config.launch.worker_range[1]
-        return self.config.data.max_per_worker or -(-self.config.data.batch_size // most)
+        return images_at_once(self.config)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -237,6 +235,26 @@ def steps_per_epoch(config: Config, num_samples: int) -> int:
     num_samples -= config.data.hold_out
     whole, rest = divmod(num_samples, config.data.batch_size)
     return whole if config.data.drop_last or not rest else whole + 1
+
+
+def images_at_once(config: Config) -> int:
+    """What a worker passes through the model at a time: its share when none is missing."""
+    most = config.launch.worker_range[1]
+    return config.data.max_per_worker or -(-config.data.batch_size // most)
+
+
+def fewest_at_once(config: Config) -> int:
+    """The fewest images that batch norm sees in a pass, with any number of workers that may run.
+
+    `Batch.parts` divides a worker's share; synchronised batch norm sees a part of every worker.
+    """
+    least, most = config.launch.worker_range
+    found = []
+    for workers in range(least, most + 1):
+        share = -(-config.data.batch_size // workers)
+        part = share // -(-share // images_at_once(config))
+        found.append(part * workers if config.train.sync_batchnorm else part)
+    return min(found)
 
 
 def check_device(config: Config, device: torch.device) -> None:
