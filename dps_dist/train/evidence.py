@@ -56,7 +56,8 @@ class Kept:
 
     def paths(self) -> Any:
         """Arrow's column of the samples' paths, [N]."""
-        return pq.read_table(manifest_path(self.data.beton), columns=["path"])["path"]
+        with manifest_path(self.data.beton).open("rb") as file:  # pyarrow takes names for URLs
+            return pq.read_table(file, columns=["path"])["path"]
 
 
 @contextmanager

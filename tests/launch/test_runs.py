@@ -225,7 +225,7 @@ def test_differences_go_field_by_field():
         (["digits", "--out", "what://x"], "what"),
         (["digits", "--set", "evaluate.split=test"], "test"),
         (["digits", "--set", "data.batch_size=5000"], "data.batch_size is 5000.*1200 images"),
-        (["digits", "--set", "model.name=resnet19"], "model=resnet19 is not known"),
+        (["digits", "--set", "model.name=resnet19"], "model.name is resnet19: give one of"),
     ],
 )
 def test_bad_input_gets_its_sentence_before_ray_starts(
