@@ -19,7 +19,7 @@ from dps_dist.evaluate import dark_knowledge, seeds
 from dps_dist.evaluate.calibration import fit_temperature
 from dps_dist.evaluate.metrics import all_figures, measured
 from dps_dist.train import elsewhere
-from dps_dist.train.checkpoint import complete
+from dps_dist.train.manifest import complete
 from dps_dist.train.predict import Predicted, Progress, Shown, on_split, split_of
 from dps_dist.train.state import as_json
 from dps_dist.train.storage import Storage

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dps_dist.config import Config
 from dps_dist.data.loader import Batch, resolution_at
 from dps_dist.train import optim
-from dps_dist.train.checkpoint import Moment
+from dps_dist.train.manifest import Moment
 from dps_dist.train.measure import evaluate, held_out_logits, target_figures
 from dps_dist.train.recall import Recall, shown, to_recall
 from dps_dist.train.setup import Tell, Training, build

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,11 +22,12 @@ from dps_dist.data.order import EpochOrder
 from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, ShardedTargets
 from dps_dist.train import optim
-from dps_dist.train.checkpoint import Moment, Writer
+from dps_dist.train.checkpoint import Writer
+from dps_dist.train.manifest import Moment
 from dps_dist.train.peers import Peers
 from dps_dist.train.recall import Recall
 from dps_dist.train.storage import UNFINISHED, Storage
-from dps_dist.train.trained import teacher
+from dps_dist.train.trained import placed, teacher
 from dps_dist.train.vitals import Clock, Monitor, nobody
 from dps_dist.train.watch import Watch
 
@@ -281,13 +282,12 @@ def build_model(config: Config, num_classes: int, device: torch.device) -> model
         weights=config.model.weights,
         image_size=config.data.resolution,
     )
-    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    model = model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    model = placed(model, config, device)
     if config.train.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     if config.train.compile:
         model.compile()  # in place: the names in its state stay
-    return cast(models.Classifier, model)
+    return model
 
 
 def _distributed(model: models.Classifier, config: Config, peers: Peers) -> nn.Module:

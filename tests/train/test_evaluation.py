@@ -21,9 +21,9 @@ from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
 from dps_dist.evaluate import metrics
 from dps_dist.evaluate.calibration import fit_temperature
-from dps_dist.train.checkpoint import Moment, Writer, complete, open_checkpoint
+from dps_dist.train.checkpoint import Writer, open_checkpoint
 from dps_dist.train.evaluation import ensemble, evaluate, over_seeds
-from dps_dist.train.manifest import FOLDER
+from dps_dist.train.manifest import FOLDER, Moment, complete
 from dps_dist.train.predict import Shown, on_arrays, on_split
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load

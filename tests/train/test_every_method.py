@@ -10,7 +10,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from dps_dist import methods
 from dps_dist.data.order import EpochOrder
 from dps_dist.train import loop
-from dps_dist.train.checkpoint import complete, open_checkpoint
+from dps_dist.train.checkpoint import open_checkpoint
+from dps_dist.train.manifest import complete
 from dps_dist.train.state import _load
 from dps_dist.train.storage import Storage
 from dps_dist.train.watch import NonFiniteLossError

@@ -27,10 +27,10 @@ from dps_dist.report import audit
 from dps_dist.targets import Dirichlet, LocalTargets
 from dps_dist.train import export as exports
 from dps_dist.train.card import loading
-from dps_dist.train.checkpoint import Moment
 from dps_dist.train.evaluation import evaluate
 from dps_dist.train.evidence import evidence_of
 from dps_dist.train.export import export, write_targets
+from dps_dist.train.manifest import Moment
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load
 from tests.train.runs import saved_targets, trained, went_on

@@ -26,8 +26,8 @@ from dps_dist.data.order import EpochOrder
 from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, LocalTargets
-from dps_dist.train.checkpoint import complete, newest_whole
 from dps_dist.train.loop import epoch, run, step
+from dps_dist.train.manifest import complete, newest_whole
 from dps_dist.train.measure import evaluate, target_figures
 from dps_dist.train.setup import fewest_at_once, images_at_once
 from dps_dist.train.storage import Storage

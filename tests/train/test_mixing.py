@@ -9,7 +9,7 @@ from dps_dist.data.augment import normalized
 from dps_dist.data.loader import Batch
 from dps_dist.methods import Strong
 from dps_dist.methods.baseline import Baseline
-from dps_dist.train.checkpoint import Moment
+from dps_dist.train.manifest import Moment
 from dps_dist.train.mixing import mixed, seeded
 
 AT = Moment(epoch=3, position=128, step=50)
