@@ -25,8 +25,8 @@ from dps_dist.data.order import EpochOrder
 from dps_dist.data.sources import open_source
 from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.targets import Dirichlet, LocalTargets
-from dps_dist.train.checkpoint import Moment
 from dps_dist.train.loop import step
+from dps_dist.train.manifest import Moment
 from dps_dist.train.setup import Training, build
 from dps_dist.train.state import save
 from dps_dist.train.storage import Storage

@@ -60,7 +60,7 @@ def ta_kl(final_logits: Tensor, logits: Tensor, T_final: float, T: float) -> flo
     z_T [N, K] are of the final model, z_t [N, K] of an earlier one, T_T and T_t the temperatures
     that fit each.
     """
-    assert final_logits.shape == logits.shape and T_final > 0 and T > 0
+    assert final_logits.shape == logits.shape
     total = 0.0
     for final, z in chunks(final_logits, logits):
         log_p, log_q = (final / T_final).log_softmax(1), (z.double() / T).log_softmax(1)

@@ -5,7 +5,6 @@ The evaluation loop feeds a `Tally` batch by batch, all-reduces its `sums`, and 
 """
 
 from math import nan
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -95,8 +94,8 @@ class Figures:
     SCE is classwise: bin b of class k holds the n_bk samples, of whatever label, whose p_ik is in
     (b/15, (b+1)/15], 0 being in the first; acc_bk is the share of them that are of class k.
 
-    Every rank adds its samples; `merge` joins what ranks have. All is kept on the CPU, in float64:
-    sums, and of each sample its confidence and whether it was right, which ACE has to sort.
+    All is kept on the CPU, in float64: sums, and of each sample its confidence and whether it was
+    right, which ACE has to sort.
     """
 
     def __init__(self, classes: int) -> None:
@@ -108,14 +107,9 @@ class Figures:
         self._right = torch.zeros(0, dtype=torch.float64)
 
     @torch.no_grad()
-    def add(self, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> None:
-        """Count logits [B, K], labels [B]; where weight [B] is given, the rows where it is not 0.
-
-        Weights other than 0 count as 1.
-        """
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count logits [B, K], labels [B]."""
         assert logits.ndim == 2 and logits.shape == (len(labels), self._classes)
-        if weight is not None:
-            logits, labels = logits[weight != 0], labels[weight != 0]
         confidences, rights = [self._confidence], [self._right]
         first_bins = torch.arange(self._classes) * BINS
         for z, y in chunks(logits, labels.long()):
@@ -128,14 +122,6 @@ class Figures:
             self._brier += p.square().sum()
             self._gaps += torch.bincount(place.flatten(), p.flatten(), len(self._gaps))
         self._confidence, self._right = torch.cat(confidences), torch.cat(rights)
-
-    def merge(self, other: Self) -> None:
-        """Count the samples of `other`, another rank's, too."""
-        self._tally.sums += other._tally.sums
-        self._brier += other._brier
-        self._gaps += other._gaps
-        self._confidence = torch.cat([self._confidence, other._confidence])
-        self._right = torch.cat([self._right, other._right])
 
     def __len__(self) -> int:
         """How many samples were counted."""

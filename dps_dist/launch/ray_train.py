@@ -32,7 +32,7 @@ from dps_dist.launch.cluster import reason_of
 from dps_dist.launch.loggers import Loggers
 from dps_dist.launch.runs import Run
 from dps_dist.launch.telemetry import RankTelemetry, RunTelemetry
-from dps_dist.train.setup import check_device, check_method, read_sets
+from dps_dist.train.setup import check_device, check_method, fewest_at_once, read_sets
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import read_config
 
@@ -129,14 +129,14 @@ def check(config: Config, option: str = "--workers") -> None:
     if Path(config.data.path).exists() or not cluster.address():
         train_set, _ = read_sets(config)  # on a cluster the data may be on the workers only
         loader.check(config, train_set)
-        _try_model(config, train_set.num_classes)
+        _try_model(config, train_set.num_classes, option)
 
 
-def _try_model(config: Config, num_classes: int) -> None:
+def _try_model(config: Config, num_classes: int, option: str) -> None:
     """Build it, and show it an image of every size that it will see: shapes without memory."""
     data = config.data
-    sizes = {data.resolution, data.eval_resolution or data.resolution}
-    sizes |= {data.progressive.resolution} if data.progressive else set()
+    smallest = data.progressive.resolution if data.progressive else data.resolution
+    sizes = {data.resolution, data.eval_resolution or data.resolution, smallest}
     with torch.device("meta"):
         model = models.build(
             config.model.name, num_classes, stem=config.model.stem, image_size=data.resolution
@@ -149,6 +149,16 @@ def _try_model(config: Config, num_classes: int) -> None:
                     f"model.name is {config.model.name}: it cannot take images of {side}×{side} "
                     f"pixels ({reason_of(error)}); change data.resolution, data.eval_resolution or "
                     "data.progressive"
+                ) from None
+        if fewest_at_once(config) == 1:
+            try:
+                model.train()(torch.empty(1, 3, smallest, smallest))
+            except ValueError:  # of batch norm, which has one value a channel to normalise
+                raise InputError(
+                    f"model.name is {config.model.name}: its batch norm cannot learn from a single "
+                    f"image, which is what data.batch_size {data.batch_size}, data.max_per_worker "
+                    f"{data.max_per_worker or 'none'} and {option} {config.launch.workers} leave "
+                    "at a time; give larger batches or fewer workers"
                 ) from None
 
 

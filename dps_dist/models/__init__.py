@@ -110,6 +110,8 @@ def build(
 ) -> Classifier:
     """The model `name` for `num_classes` classes, freshly initialised or with `weights`.
 
+    What is refused is named as the configuration has it: data.resolution is the image_size.
+
     stem: "7x7" (stride 2, max-pool; ImageNet) or "3x3" (stride 1, no pool); None takes the model's
     own. weights: torchvision's name for published ones, e.g. "IMAGENET1K_V1", or the path of a
     state dict. image_size: the side of the square images, which shapes ViT (224 if None) and is
@@ -117,14 +119,14 @@ def build(
     """
     row = _find(name)
     if num_classes < 2:
-        raise InputError(f"num_classes={num_classes} is too few to classify; give at least 2.")
+        raise InputError(f"num_classes is {num_classes}: give data of at least 2 classes")
     if image_size is not None and image_size < SMALLEST_IMAGE:
-        raise InputError(f"image_size={image_size} is too small; give at least {SMALLEST_IMAGE}.")
+        raise InputError(f"data.resolution is {image_size}: give at least {SMALLEST_IMAGE}")
     if stem is None and row.stems:
         stem = row.stems[0]
     elif stem is not None and stem not in row.stems:
-        can = f"stem={' or '.join(row.stems)}, or leave it out" if row.stems else "no stem at all"
-        raise InputError(f"stem={stem} does not apply to {name}; give {can}.")
+        can = f"give {' or '.join(row.stems)}, or " if row.stems else ""
+        raise InputError(f"model.stem is {stem}: {name} has no such stem; {can}leave it out")
     model = row.builder(Options(num_classes, stem, image_size))
     if weights is not None:
         load_weights(model, weights, row.published)
@@ -136,4 +138,4 @@ def _find(name: str) -> Row:
         return MODELS[name]
     close = get_close_matches(name.lower(), MODELS, n=1)
     hint = f" ({close[0]} is the closest)" if close else ""
-    raise InputError(f"model={name} is not known; take one of {', '.join(MODELS)}{hint}.")
+    raise InputError(f"model.name is {name}: give one of {', '.join(MODELS)}{hint}")

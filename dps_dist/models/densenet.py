@@ -37,8 +37,8 @@ class DenseNet(Classifier, densenet.DenseNet):  # type: ignore[misc]  # torchvis
         smallest = SMALLEST_IMAGE[stem or "7x7"]
         if image_size is not None and image_size < smallest:
             raise InputError(
-                f"image_size={image_size} is too small for DenseNet with stem={stem}, which needs "
-                f"at least {smallest}; take larger images, stem=3x3 or another model."
+                f"data.resolution is {image_size}: DenseNet with the {stem} stem needs at least "
+                f"{smallest}; give more, model.stem=3x3 or another model.name"
             )
         super().__init__(block_config=tuple(blocks), num_classes=num_classes)
         if stem == "3x3":

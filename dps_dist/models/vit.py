@@ -25,8 +25,8 @@ class ViTB16(Classifier, vision_transformer.VisionTransformer):  # type: ignore[
         image_size = image_size or 224
         if image_size % PATCH:
             raise InputError(
-                f"image_size={image_size} does not fit vit_b_16, which cuts images into "
-                f"{PATCH}×{PATCH} patches; take a multiple of {PATCH}."
+                f"data.resolution is {image_size}: vit_b_16 cuts images into {PATCH}×{PATCH} "
+                f"patches; give a multiple of {PATCH}"
             )
         super().__init__(
             image_size=image_size,

@@ -33,8 +33,8 @@ def _download(entry: Any) -> Any:
     # Anything can go wrong between here and the server or in the cache, and the remedy is the same.
     except Exception as error:
         raise InputError(
-            f"weights={entry.name} could not be had from {entry.url} ({_first_line(error)}); "
-            "download that file on another machine and give its path as weights."
+            f"model.weights is {entry.name}: it could not be had from {entry.url} "
+            f"({_first_line(error)}); download that file on another machine and give its path"
         ) from error
 
 
@@ -42,16 +42,16 @@ def _read(path: Path, names: list[str]) -> Any:
     if not path.is_file():
         by_name = f", nor one of torchvision's ({', '.join(names)})" if names else ""
         raise InputError(
-            f"weights={path} is not a file{by_name}; give the path of a state dict that "
-            "torch.save wrote."
+            f"model.weights is {path}: it is not a file{by_name}; give the path of a state dict "
+            "that torch.save wrote"
         )
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     # A file of arbitrary bytes makes the unpickler raise almost anything.
     except Exception as error:
         raise InputError(
-            f"weights={path} cannot be read as tensors ({_first_line(error)}); write the file with "
-            "torch.save(model.state_dict(), path)."
+            f"model.weights is {path}: it cannot be read as tensors ({_first_line(error)}); write "
+            "the file with torch.save(model.state_dict(), path)"
         ) from error
 
 
@@ -65,8 +65,8 @@ def _as_state_dict(content: Any, source: str | Path) -> dict[str, Tensor]:
     else:
         found = "no tensors"
     raise InputError(
-        f"weights={source} is not a state dict: it holds {found}; write the file with "
-        "torch.save(model.state_dict(), path)."
+        f"model.weights is {source}: it holds {found} and is no state dict; write the file with "
+        "torch.save(model.state_dict(), path)"
     )
 
 
@@ -94,8 +94,8 @@ def _fill(model: Classifier, state: dict[str, Tensor], source: str | Path) -> No
         misfits += [f"{key} is unknown" for key in unexpected]
     if misfits:
         raise InputError(
-            f"weights={source} do not fit the model: {_some(misfits)}; give weights of the same "
-            "model with the same stem."
+            f"model.weights is {source}: it does not fit the model, {_some(misfits)}; give weights "
+            "of the same model with the same stem"
         )
 
 

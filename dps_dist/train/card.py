@@ -9,11 +9,9 @@ from dps_dist.data import manifest as manifests
 from dps_dist.data.loader import shows_whole
 from dps_dist.errors import InputError
 from dps_dist.train.evaluation import JSON, every_figure, numbers
-from dps_dist.train.state import SUMMARY
+from dps_dist.train.state import MEASURED, SUMMARY
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, names_sum
-
-MEASURED = ("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts")
 
 
 def card(trained: Trained, storage: Storage) -> str:

@@ -21,23 +21,12 @@ from dps_dist import config
 from dps_dist.errors import InputError, PeerFailedError
 from dps_dist.targets import arrow
 from dps_dist.train import manifest
-from dps_dist.train.manifest import (
-    FOLDER,
-    MANIFEST,
-    STATE,
-    TARGETS,
-    DamagedError,
-    File,
-    Found,
-    Moment,
-    complete,
-    newest_whole,
-)
+from dps_dist.train.manifest import FOLDER, MANIFEST, STATE, TARGETS, DamagedError, File, Moment
 from dps_dist.train.prune import Pruning, remove
 from dps_dist.train.state_file import read_state, write_state
 from dps_dist.train.storage import Storage, make_folder, sync
 
-__all__ = ["Found", "Moment", "Opened", "Writer", "complete", "newest_whole", "open_checkpoint"]
+__all__ = ["Opened", "Writer", "open_checkpoint"]
 
 MESSAGE_BYTES, MESSAGE_CHARACTERS = 8192, 600  # what a character takes in JSON, at most, is 12
 
@@ -78,7 +67,6 @@ class Writer:
         self.rank = dist.get_rank(group) if group is not None else 0
         self.world_size = dist.get_world_size(group) if group is not None else 1
         self._pruning = Pruning(self.checkpoints, keep, attempt) if self.rank == 0 else None
-        self.committed: str | None = None  # the last checkpoint that this rank knows to count
         self.saved_at = time.time()  # or started: what was done since then would be lost
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -125,7 +113,7 @@ class Writer:
                 self._discard(save.name)  # also if no peer answers
                 raise
             self._together(lambda: self._commit(save, written), undo=save.name)
-            self.committed, self.saved_at = save.name, handed_over
+            self.saved_at = handed_over
             if self._pruning is not None:
                 self._pruning.after(save.name)
         except Exception as error:  # for the thread that asked
@@ -221,7 +209,6 @@ class Opened:
     state: dict[str, Any]
     moment: Moment
     world_size: int
-    accuracy: float | None
 
 
 def open_checkpoint(storage: Storage, name: str, into: Path, targets: bool = True) -> Opened:
@@ -251,4 +238,4 @@ def open_checkpoint(storage: Storage, name: str, into: Path, targets: bool = Tru
             f"{checkpoints / name} is damaged ({error}): use another checkpoint"
         ) from error
     state = read_state(folder / STATE)
-    return Opened(folder, state, found.moment, found.world_size, found.accuracy)
+    return Opened(folder, state, found.moment, found.world_size)

@@ -6,6 +6,7 @@ RUN/evaluation.json holds the figures, RUN/evaluation.npz the arrays that the re
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from dps_dist.evaluate import dark_knowledge, seeds
 from dps_dist.evaluate.calibration import fit_temperature
 from dps_dist.evaluate.metrics import all_figures, measured
 from dps_dist.train import elsewhere
-from dps_dist.train.checkpoint import complete
+from dps_dist.train.manifest import complete
 from dps_dist.train.predict import Predicted, Progress, Shown, on_split, split_of
 from dps_dist.train.state import as_json
 from dps_dist.train.storage import Storage
@@ -158,7 +159,12 @@ def _with_temperature(report: dict[str, Any], predicted: Predicted, held_out: Pr
 def _ta_kl(
     run: Trained, final: Predicted, held_out: Shown, shown: Shown, temperature: float
 ) -> dict[str, Any]:
-    """How far the predictions of earlier epochs are from the last, each at its own temperature."""
+    """How far the predictions of earlier epochs are from the last, each at its own temperature.
+
+    What diverged has no temperature, and is left out.
+    """
+    if not isfinite(temperature):
+        return {}
     found = [one for one in complete(run.storage) if one.moment.position == 0]
     earlier = sorted({one.moment.epoch: one.name for one in found}.items())
     values = {}
@@ -171,7 +177,9 @@ def _ta_kl(
             continue
         own = fit_temperature(*on_split(before, held_out))
         logits = on_split(before, shown).logits
-        values[epoch] = dark_knowledge.ta_kl(final.logits, logits, temperature, own)
+        value = dark_knowledge.ta_kl(final.logits, logits, temperature, own)
+        if isfinite(value):
+            values[epoch] = value
     if not values:
         return {}
     return {"ta_kl": {"epochs": list(values), "value": list(values.values())}}

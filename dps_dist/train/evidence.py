@@ -24,8 +24,8 @@ from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, arrow
 from dps_dist.targets.checksums import unsealed
 from dps_dist.targets.codec import decode
-from dps_dist.train.checkpoint import newest_whole, open_checkpoint
-from dps_dist.train.manifest import TARGETS
+from dps_dist.train.checkpoint import open_checkpoint
+from dps_dist.train.manifest import TARGETS, newest_whole
 from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import check_data, labels_sum, names_sum, read_config, unfinished
@@ -56,7 +56,8 @@ class Kept:
 
     def paths(self) -> Any:
         """Arrow's column of the samples' paths, [N]."""
-        return pq.read_table(manifest_path(self.data.beton), columns=["path"])["path"]
+        with manifest_path(self.data.beton).open("rb") as file:  # pyarrow takes names for URLs
+            return pq.read_table(file, columns=["path"])["path"]
 
 
 @contextmanager

@@ -107,7 +107,10 @@ def write_targets(run: str | Path, file: Path, top_k: int | None = None) -> None
         columns["probabilities"] = pa.list_(pa.float32())
         names = json.dumps(kept.data.class_names)
         schema = pa.schema(columns, metadata={"run": kept.run, "class_names": names})
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        with (
+            file.open("wb") as opened,  # pyarrow takes names for URLs
+            pq.ParquetWriter(opened, schema, compression="zstd") as writer,
+        ):
             for samples, y, visits in kept:
                 labels = kept.labels[samples]
                 if kept.has_targets:

@@ -13,13 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 from dps_dist.config import Config
 from dps_dist.data.loader import Batch, resolution_at
 from dps_dist.train import optim
-from dps_dist.train.checkpoint import Moment
+from dps_dist.train.manifest import Moment
 from dps_dist.train.measure import evaluate, held_out_logits, target_figures
 from dps_dist.train.recall import Recall, shown, to_recall
 from dps_dist.train.setup import Tell, Training, build
 from dps_dist.train.state import finish, record, restore, save
 from dps_dist.train.storage import Storage
 from dps_dist.train.vitals import Monitor, TimedTargets, nobody, vitals
+from dps_dist.train.watch import NonFiniteLossError
 
 
 def run(
@@ -39,8 +40,12 @@ def run(
     training = build(config, storage, tell, device=device, threads=threads)
     training.monitor = monitor
     restore(training)
-    while training.at.epoch < config.train.epochs:
-        epoch(training)
+    try:
+        while training.at.epoch < config.train.epochs:
+            epoch(training)
+    except NonFiniteLossError:
+        training.writer.wait()  # what it saves is from before, and to be kept
+        raise
     return finish(training)
 
 
@@ -96,7 +101,7 @@ def epoch(training: Training) -> None:
     record(training, figures)
     clock.lap("evaluate")
     by_epochs = training.at.epoch % config.train.checkpoint.every_epochs == 0
-    if by_epochs or _save_is_due(training) or _is_last(training):
+    if by_epochs or _save_is_due(training) or last.save_is_due or _is_last(training):
         save(training)
         clock.lap("checkpoint")
     training.monitor(vitals(training, last.loss))

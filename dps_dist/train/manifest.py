@@ -92,7 +92,12 @@ def read(checkpoints: Storage, name: str) -> Found | None:
         return None
     try:
         content = unsealed(data)
-        version, files = content["version"], [File(**entry) for entry in content["files"]]
+        if content["version"] != VERSION:  # what else it holds is for that release to say
+            raise InputError(
+                f"{checkpoints / name} has version {content['version']}: this release reads "
+                f"version {VERSION}, use the one that wrote it"
+            )
+        files = [File(**entry) for entry in content["files"]]
         moment = Moment(content["epoch"], content["position"], content["step"])
         found = Found(
             name,
@@ -102,15 +107,12 @@ def read(checkpoints: Storage, name: str) -> Found | None:
             content["time"],
             tuple(files),
         )
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"file {MANIFEST}: {error}") from error
     if not any(file.name == STATE for file in files):
         raise DamagedError(f"file {MANIFEST}: it names no {STATE}")
-    if version != VERSION:
-        raise InputError(
-            f"{checkpoints / name} has version {version}: this release reads version {VERSION}, "
-            "use the one that wrote it"
-        )
     return found
 
 

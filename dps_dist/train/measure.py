@@ -67,9 +67,10 @@ def _predictions(
     peers.follow(model.buffers())
     if training.ema is not None:  # which has copied them after each step
         peers.follow(training.ema.buffers.values())
+    batch_size = config.evaluate.batch_size or training.images_at_once * peers.world_size
     order = EpochOrder.of_batch(
         len(loader),
-        config.evaluate.batch_size or training.images_at_once * peers.world_size,
+        min(batch_size, len(loader) if only is None else len(only)),
         peers.world_size,
         shuffle="none",
         drop_last=False,
@@ -89,40 +90,52 @@ def _predictions(
 
 @torch.no_grad()
 def target_figures(training: Training) -> dict[str, float]:
-    """What the targets have become, over all samples or a fixed part of many.
+    """What the targets have become, over all trained samples or a fixed part of many.
 
-    target_entropy: mean entropy of the targets, in nats. label_agreement: share of samples whose
-    evidence is greatest at their label. prior_weight: mean share of the prior in the targets, where
-    they have one. recovered: share of the mislabelled samples (known where noise was injected)
-    whose target is greatest at the true class.
+    target_entropy: mean entropy of the targets, in nats. label_agreement: share of visited samples
+    whose evidence is greatest at their label. prior_weight: mean share of the prior in the targets,
+    where they have one. recovered: share of the mislabelled samples (known where noise was
+    injected) whose target is greatest at the true class.
+
+    Before its first visit a sample has no evidence, and no target where there is no prior.
     """
     targets, kept = training.targets, training.method.evidence
     if targets is None or kept is None or kept.classes is not None:
         return {}
-    stride = -(-targets.num_samples // SAMPLED_TARGETS)
+    trained = training.split.trained
+    if trained is None:
+        trained = np.arange(targets.num_samples, dtype=np.int32)
+    sampled = trained[:: -(-len(trained) // SAMPLED_TARGETS)]
     held = targets.held().cpu()
-    held = held[held % stride == 0]
-    if training.split.held_out is not None:
-        held = held[~torch.isin(held, torch.from_numpy(training.split.held_out))]
-    sums = torch.zeros(6, dtype=torch.float64)
+    held = held[torch.isin(held, torch.tensor(sampled))]
+    sums = torch.zeros(7, dtype=torch.float64)
     for samples in torch.split(held, max(1, CHUNK_ENTRIES // targets.prior.num_classes)):
         given = torch.from_numpy(training.labels[samples.numpy()])
         true = torch.from_numpy(np.asarray(training.train_set.clean_labels)[samples.numpy()])
         index, labels = samples.to(targets.device), given.to(targets.device)
         evidence, visits = targets.evidence_and_visits(index)
-        target = targets.read(index, labels) if kept.c is not None else evidence
-        agrees = (evidence.argmax(-1) == labels).sum()
+        seen = visits > 0
+        agrees = ((evidence.argmax(-1) == labels) & seen).sum()
+        target, there = evidence, seen
+        if kept.c is not None:
+            target, there = targets.read(index, labels), torch.ones_like(seen)
         # Whole numbers add up to the same wherever each sample is; a resumed run moves some
         entropy = torch.special.entr(target.double()).sum(-1).mul(UNITS).round().sum()
         prior = targets.prior.prior_weight(visits).mul(UNITS).round().sum()
-        wrong = given != true
+        wrong = (given != true) & there.cpu()
         right = (target.argmax(-1).cpu() == true) & wrong
-        added = (len(samples), entropy, agrees, prior, wrong.sum(), right.sum())
+        counts = there.sum(), seen.sum(), wrong.sum()
+        added = (*counts, entropy, agrees, prior, right.sum())
         sums += torch.tensor([float(value) for value in added], dtype=torch.float64)
-    count, entropies, agree, priors, wrong_count, righted = training.peers.sum(sums).tolist()
-    figures = {"target_entropy": entropies / UNITS / count, "label_agreement": agree / count}
+    count, visited, mislabelled, *found = training.peers.sum(sums).tolist()
+    entropies, agree, priors, righted = found
+    figures = {}
+    if count:
+        figures["target_entropy"] = entropies / UNITS / count
+    if visited:
+        figures["label_agreement"] = agree / visited
     if kept.c is not None:
         figures["prior_weight"] = priors / UNITS / count
-    if wrong_count:
-        figures["recovered"] = righted / wrong_count
+    if mislabelled:
+        figures["recovered"] = righted / mislabelled
     return figures

@@ -11,7 +11,7 @@ from dps_dist.config import Config
 from dps_dist.data.augment import cutmix, cutout, generator, mixup, strong_view
 from dps_dist.data.loader import Batch
 from dps_dist.methods import Method, Mix, Samples, Strong, View
-from dps_dist.train.checkpoint import Moment
+from dps_dist.train.manifest import Moment
 
 
 def seeded(seed: int, at: Moment, rank: int) -> torch.Generator:

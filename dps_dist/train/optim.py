@@ -17,7 +17,7 @@ from dps_dist.errors import InputError
 
 
 def optimizer(config: Optim, model: nn.Module) -> torch.optim.Optimizer:
-    """Adam, AdamW or SGD over the parameters of `model` that require a gradient.
+    """Adam, AdamW or SGD over the parameters of `model`.
 
     Adam and SGD add weight_decay·w to the gradient; AdamW takes lr·weight_decay·w off the weight.
     Without `decay_norms_and_biases` the parameters of at most one dimension are a second group,
@@ -27,7 +27,7 @@ def optimizer(config: Optim, model: nn.Module) -> torch.optim.Optimizer:
         raise InputError(
             "optim.momentum is 0: give more, such as 0.9, or set optim.nesterov to false"
         )
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = list(model.parameters())
     groups: list[dict[str, Any]] = [{"params": parameters}]
     if not config.decay_norms_and_biases:
         groups = [
@@ -87,11 +87,6 @@ def schedule(
     configured ones are. `lr` is not scaled by anything.
     """
     total = steps_per_epoch * epochs
-    if total < 1:
-        raise InputError(
-            f"steps_per_epoch is {steps_per_epoch}: give a smaller data.batch_size, or set "
-            "data.drop_last to false"
-        )
     if config.warmup_epochs >= epochs:
         raise InputError(
             f"optim.warmup_epochs is {config.warmup_epochs:g}: give less than train.epochs, "
@@ -179,13 +174,6 @@ class Ema:
         """Continue where `state` was saved, from the same model."""
         both = {**self.parameters, **self.buffers}
         saved = {**state["parameters"], **state["buffers"]}
-        for name in {**both, **saved}:
-            here, there = (list(t[name].shape) if name in t else "no" for t in (both, saved))
-            if here != there:
-                raise InputError(
-                    f"the saved average of {name} has {there} shape, the model's {here}: resume "
-                    "with the model that was saved"
-                )
         _copy([saved[name] for name in both], to=list(both.values()))
         self.updates = int(state["updates"])
 

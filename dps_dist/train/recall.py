@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dps_dist.data.loader import Batch, resolution_at
 from dps_dist.methods import Samples, View
-from dps_dist.train.checkpoint import Moment
+from dps_dist.train.manifest import Moment
 from dps_dist.train.mixing import mixed, seeded
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,11 +22,12 @@ from dps_dist.data.order import EpochOrder
 from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, ShardedTargets
 from dps_dist.train import optim
-from dps_dist.train.checkpoint import Moment, Writer
+from dps_dist.train.checkpoint import Writer
+from dps_dist.train.manifest import Moment
 from dps_dist.train.peers import Peers
 from dps_dist.train.recall import Recall
 from dps_dist.train.storage import UNFINISHED, Storage
-from dps_dist.train.trained import teacher
+from dps_dist.train.trained import placed, teacher
 from dps_dist.train.vitals import Clock, Monitor, nobody
 from dps_dist.train.watch import Watch
 
@@ -70,10 +71,10 @@ class Training:
 
     def order(self, at: Moment) -> EpochOrder:
         """Who visits which sample when, from that moment to its epoch's end."""
-        data = self.config.data
+        data, trained = self.config.data, len(self.train_set) - self.config.data.hold_out
         return EpochOrder.of_batch(
             len(self.train_set),
-            data.batch_size,
+            min(data.batch_size, trained),
             self.peers.world_size,
             seed=self.config.train.seed,
             epoch=at.epoch,
@@ -85,9 +86,7 @@ class Training:
 
     @property
     def images_at_once(self) -> int:
-        """What a worker passes through the model at a time: its share when none is missing."""
-        most = self.config.launch.worker_range[1]
-        return self.config.data.max_per_worker or -(-self.config.data.batch_size // most)
+        return images_at_once(self.config)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -250,6 +249,26 @@ def steps_per_epoch(config: Config, num_samples: int) -> int:
     return whole if config.data.drop_last or not rest else whole + 1
 
 
+def images_at_once(config: Config) -> int:
+    """What a worker passes through the model at a time: its share when none is missing."""
+    most = config.launch.worker_range[1]
+    return config.data.max_per_worker or -(-config.data.batch_size // most)
+
+
+def fewest_at_once(config: Config) -> int:
+    """The fewest images that batch norm sees in a pass, with any number of workers that may run.
+
+    `Batch.parts` divides a worker's share; synchronised batch norm sees a part of every worker.
+    """
+    least, most = config.launch.worker_range
+    found = []
+    for workers in range(least, most + 1):
+        share = -(-config.data.batch_size // workers)
+        part = share // -(-share // images_at_once(config))
+        found.append(part * workers if config.train.sync_batchnorm else part)
+    return min(found)
+
+
 def check_device(config: Config, device: torch.device) -> None:
     """Refuse what this device cannot do."""
     amp, on_gpu = config.train.amp, device.type == "cuda"
@@ -274,13 +293,12 @@ def build_model(config: Config, num_classes: int, device: torch.device) -> model
         weights=config.model.weights,
         image_size=config.data.resolution,
     )
-    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    model = model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    model = placed(model, config, device)
     if config.train.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     if config.train.compile:
         model.compile()  # in place: the names in its state stay
-    return cast(models.Classifier, model)
+    return model
 
 
 def _distributed(model: models.Classifier, config: Config, peers: Peers) -> nn.Module:

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from dps_dist.errors import InputError
 from dps_dist.train import recall
-from dps_dist.train.checkpoint import Opened, newest_whole, open_checkpoint
-from dps_dist.train.manifest import TARGETS
+from dps_dist.train.checkpoint import Opened, open_checkpoint
+from dps_dist.train.manifest import TARGETS, newest_whole
 from dps_dist.train.setup import Training
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import check_data, labels_sum, names_sum
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+MEASURED = ("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts")  # of the model
 
 
 def save(training: Training) -> None:
@@ -93,10 +94,7 @@ def finish(training: Training) -> dict[str, Any]:
         _save_targets(training)
     rows = training.history
     best = max((row for row in rows if "accuracy" in row), key=lambda row: row["accuracy"])
-    measured = (
-        *("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts"),
-        *("target_entropy", "label_agreement", "recovered"),
-    )
+    measured = (*MEASURED, "target_entropy", "label_agreement", "recovered")
     summary = {
         "run": training.storage.name,
         "folder": str(training.storage),
@@ -113,7 +111,7 @@ def finish(training: Training) -> dict[str, Any]:
         **_data(training),
     }
     if training.peers.rank == 0:
-        training.storage.write(SUMMARY, (json.dumps(finite(summary), indent=1) + "\n").encode())
+        training.storage.write(SUMMARY, as_json(summary))
         training.tell({"kind": "end", **summary})
     return summary
 

@@ -18,7 +18,8 @@ from dps_dist.data.loader import resolution_at
 from dps_dist.data.manifest import Manifest
 from dps_dist.errors import InputError
 from dps_dist.methods.base import Teacher
-from dps_dist.train.checkpoint import Moment, Opened, complete, open_checkpoint
+from dps_dist.train.checkpoint import Opened, open_checkpoint
+from dps_dist.train.manifest import Moment, complete
 from dps_dist.train.storage import Storage
 
 CONFIG = "config.yaml"
@@ -81,11 +82,17 @@ def load(
         own.name, state["data"]["classes"], stem=own.stem, image_size=config.data.resolution
     )
     model.load_state_dict(weights)
-    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    model = model.to(device, memory_format=layout).eval()  # type: ignore[call-overload]
-    model = model.requires_grad_(False)
+    model = placed(model, config, device).eval().requires_grad_(False)
     shown = str(folder if storage.local else storage)
     return Trained(storage, shown, config, model, state["data"], opened.moment)
+
+
+def placed(
+    model: models.Classifier, config: Config, device: torch.device | str
+) -> models.Classifier:
+    """The model on the device, in the memory format of the configuration."""
+    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
+    return model.to(device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
 
 
 def _newest(storage: Storage) -> Opened:
@@ -123,8 +130,12 @@ def labels_sum(labels: NDArray[np.int64]) -> int:
 
 def check_classes(run: Trained, data: Manifest) -> None:
     """Refuse data of other classes than the run knows."""
-    own = {"classes": data.num_classes, "sum of class names": names_sum(data)}
-    check_data(run.folder, data, run.data, own)
+    check_data(run.folder, data, run.data, _classes(data))
+
+
+def _classes(data: Manifest) -> dict[str, int]:
+    """What tells the classes from others, as in `Trained.data`."""
+    return {"classes": data.num_classes, "sum of class names": names_sum(data)}
 
 
 def check_data(
@@ -156,8 +167,7 @@ def teacher(
 
 def _check_teacher(run: Trained, config: Config, data: Manifest) -> None:
     """Refuse one that knows other classes, or cannot be shown the student's images."""
-    own = {"classes": data.num_classes, "sum of class names": names_sum(data)}
-    if any(run.data.get(what, value) != value for what, value in own.items()):
+    if any(run.data.get(what, value) != value for what, value in _classes(data).items()):
         raise InputError(
             f"method.teachers: {run.folder} knows {run.data['classes']} classes and {data.beton} "
             f"has {data.num_classes}, or other names for them: give runs on the same data"

@@ -99,9 +99,6 @@ class TimedTargets:
     def step(self, logits: Tensor, labels: Tensor, index: Tensor, tau: float = 1.0) -> Tensor:
         return self._timed(self._targets.step, logits, labels, index, tau)
 
-    def evidence(self, index: Tensor) -> Tensor:
-        return self._timed(self._targets.evidence, index)
-
     def visits(self, index: Tensor) -> Tensor:
         return self._timed(self._targets.visits, index)
 

@@ -6,6 +6,7 @@ finite, and lets rank 0 decide for all whether a checkpoint is due and when to l
 
 import time
 from dataclasses import dataclass
+from math import isfinite, nan
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,8 @@ class Watch:
     def __init__(self, peers: Peers, checkpoint_minutes: float) -> None:
         self.peers, self.checkpoint_minutes = peers, checkpoint_minutes
         self.sums = torch.zeros(3, dtype=torch.float64, device=peers.device)
-        self._recent: list[tuple[int, Tensor, Tensor]] = []
+        self._recent: list[tuple[int, Tensor, Tensor]] = []  # parts of steps
+        self._steps = 0  # since the last look
         self._until_look = self._between = 1
         self._looked = self._saved = time.monotonic()
 
@@ -47,22 +49,22 @@ class Watch:
 
     def step_done(self, now: bool = False) -> Look | None:
         """Counts a step; a Look when it is time for one, or now, on all ranks alike."""
+        self._steps += 1
         self._until_look -= 1
         return self.look() if now or self._until_look <= 0 else None
 
     def look(self) -> Look:
         """Raises NonFiniteLossError on every rank if any rank's loss was not finite."""
-        losses = [loss[index >= 0] for _, index, loss in self._recent]
-        mean = float(torch.cat(losses).mean()) if losses else float("nan")
-        first = [-1.0] * (1 + NAMED)
-        for step, index, loss in self._recent:
-            if len(wrong := index[~loss.isfinite() & (index >= 0)]):
-                named = wrong[:NAMED].tolist()
-                first = [step, *named, *[-1] * (NAMED - len(named))]
-                break
-        now = time.monotonic()
-        speed = len(self._recent) / max(now - self._looked, 1e-6)
-        between = min(max(round(speed * LOOK_S), 1), 2 * self._between, 200)
+        mean = nan
+        if self._recent:
+            _, index, loss = zip(*self._recent, strict=True)
+            mean = float(torch.cat(loss)[torch.cat(index) >= 0].mean())
+        # A mean is not finite if one of its losses is not
+        first = [-1.0] * (1 + NAMED) if isfinite(mean) else self._first_not_finite()
+        now, between = time.monotonic(), self._between
+        if self._steps:
+            speed = self._steps / max(now - self._looked, 1e-6)
+            between = min(max(round(speed * LOOK_S), 1), 2 * between, 200)
         due = 0 < self.checkpoint_minutes * 60 <= now - self._saved
         everyone = self.peers.gather([between, due, *first])
         failed = everyone[everyone[:, 2] >= 0]
@@ -75,9 +77,17 @@ class Watch:
                 "checkpoints from before it are kept"
             )
         self._recent.clear()
-        self._looked = now
+        self._looked, self._steps = now, 0
         self._until_look = self._between = int(everyone[0, 0])
         return Look(mean, bool(everyone[0, 1]))
+
+    def _first_not_finite(self) -> list[float]:
+        """The first step with a loss that is not finite, and its samples; −1 for none."""
+        for step, index, loss in self._recent:
+            if len(wrong := index[~loss.isfinite() & (index >= 0)]):
+                named = wrong[:NAMED].tolist()
+                return [step, *named, *[-1] * (NAMED - len(named))]
+        return [-1.0] * (1 + NAMED)
 
     def check_weights(self, model: nn.Module) -> None:
         """Refuse to save what has blown up since the last loss; the ranks' weights are equal."""

@@ -1,7 +1,6 @@
 """The figures of `dps evaluate`, like scikit-learn, torchmetrics and a loop, for any split."""
 
 import math
-import pickle
 from itertools import pairwise
 
 import pytest
@@ -42,14 +41,11 @@ def naive(logits, labels, bins=15):
     return {"brier": brier, "sce": sce}
 
 
-def of_parts(logits, labels, cuts, ranks):
-    """Added part by part on ranks in turn, then merged."""
-    each = [Figures(logits.shape[1]) for _ in range(ranks)]
-    for part, (start, end) in enumerate(pairwise([0, *sorted(cuts), len(labels)])):
-        each[part % ranks].add(logits[start:end], labels[start:end])
+def of_parts(logits, labels, cuts):
+    """Added part by part."""
     total = Figures(logits.shape[1])
-    for one in each:
-        total.merge(pickle.loads(pickle.dumps(one)))  # as between processes
+    for start, end in pairwise([0, *sorted(cuts), len(labels)]):
+        total.add(logits[start:end], labels[start:end])
     return total
 
 
@@ -162,17 +158,16 @@ def test_a_probability_on_an_edge_is_in_the_lower_bin():
 @settings(max_examples=60)
 @given(
     cuts=st.lists(st.integers(0, 120), max_size=8),
-    ranks=st.integers(1, 4),
     classes=st.sampled_from([2, 10, 1000]),
     seed=st.integers(0, 50),
     ties=st.booleans(),
 )
-def test_any_split_over_batches_and_ranks(cuts, ranks, classes, seed, ties):
+def test_any_split_over_batches(cuts, classes, seed, ties):
     logits, labels = rows(120, classes, seed)
     if ties:
         logits[:, 1:] = 0.0
         logits = logits.round()
-    split = of_parts(logits, labels, cuts, ranks)
+    split = of_parts(logits, labels, cuts)
     whole = all_figures(logits, labels)
     assert split.figures() == pytest.approx(whole, rel=1e-11, abs=1e-13)
     assert len(split) == 120
@@ -191,17 +186,6 @@ def test_chunks_change_nothing(monkeypatch):
     assert measured(logits, labels).reliability()["count"] == diagram["count"]
 
 
-def test_padding_weighs_nothing():
-    logits, labels = rows(40, 10)
-    weight = (torch.arange(40) % 3 > 0).float()
-    expected = all_figures(logits[weight > 0], labels[weight > 0])
-    logits[weight == 0], labels[weight == 0] = math.nan, -1
-    figures = Figures(10)
-    figures.add(logits, labels, weight)
-    assert figures.figures() == pytest.approx(expected, rel=1e-12)
-    assert len(figures) == int(weight.sum())
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_any_precision_of_logits_and_labels(dtype):
     logits, labels = rows(60, 10, dtype=dtype)
@@ -209,17 +193,11 @@ def test_any_precision_of_logits_and_labels(dtype):
     assert figures["brier"] == pytest.approx(naive(logits.detach(), labels)["brier"], rel=1e-10)
 
 
-def test_logits_and_merged_figures_are_left_alone():
+def test_logits_are_left_alone():
     logits, labels = rows(30, 5, dtype=torch.float64)
     before = logits.clone()
-    one, other = Figures(5), Figures(5)
-    other.add(logits, labels)
+    assert len(measured(logits, labels)) == 30
     assert torch.equal(logits, before)
-    held = other.figures()
-    one.merge(other)
-    one.add(logits, labels)
-    assert other.figures() == held
-    assert (len(one), len(other)) == (60, 30)
 
 
 def test_of_nothing():

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from dps_dist.train.checkpoint import newest_whole
+from dps_dist.train.manifest import newest_whole
 from dps_dist.train.storage import Storage
 from tests.launch.training import (
     Reader,

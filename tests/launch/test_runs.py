@@ -21,6 +21,11 @@ from dps_dist.launch.runs import CONFIG, differences, open_run
 
 VIT = ["--set", "model.name=vit_b_16", "--set", "data={resolution: 32, eval_resolution: 64}"]
 
+RESNET = ["digits", "--set", "model.name=resnet18"]
+ALONE = ["--workers", "1", "--set", "data.batch_size=1"]
+TEN = ["--set", "data.batch_size=10"]
+ONE = "model.name is resnet18: its batch norm cannot learn from a single image.* data.batch_size "
+
 
 def created(out: Path, name: str = "a", recipe: str = "digits", settings: tuple[str, ...] = ()):
     run = open_run(recipe, settings, str(out), name, resume=False)
@@ -203,6 +208,14 @@ def test_differences_go_field_by_field():
         (["digits", "--workers", "65:70"], "--workers is 65:70: data.batch_size is only 64"),
         (["digits", "--workers", "1:2", "--set", "data.shuffle=shard"], "shuffle is shard"),
         (["digits", *VIT], "model.name is vit_b_16: it cannot take images of 64×64"),
+        ([*RESNET, *ALONE], f"{ONE}1, data.max_per_worker none and --workers 1 leave"),
+        ([*RESNET, "--set", "data.max_per_worker=1"], f"{ONE}64, data.max_per_worker 1 and --wor"),
+        ([*RESNET, "--workers", "64"], f"{ONE}64, data.max_per_worker none and --workers 64 leave"),
+        # Two workers have five images each, and two at a time
+        (
+            [*RESNET, *TEN, "--workers", "1:5"],
+            f"{ONE}10, data.max_per_worker none and --workers 1:5",
+        ),
         (["digits", "--workers", "none"], "launch.workers is 'none': give a number such as 2"),
         (["digits", "--resume"], "--resume needs the --name"),
         (["digits", "--name", "x", "--resume"], "x is not a run"),
@@ -212,7 +225,7 @@ def test_differences_go_field_by_field():
         (["digits", "--out", "what://x"], "what"),
         (["digits", "--set", "evaluate.split=test"], "test"),
         (["digits", "--set", "data.batch_size=5000"], "data.batch_size is 5000.*1200 images"),
-        (["digits", "--set", "model.name=resnet19"], "model=resnet19 is not known"),
+        (["digits", "--set", "model.name=resnet19"], "model.name is resnet19: give one of"),
     ],
 )
 def test_bad_input_gets_its_sentence_before_ray_starts(
@@ -229,6 +242,14 @@ def test_bad_input_gets_its_sentence_before_ray_starts(
     assert re.search(said, told), told
     assert not list(tmp_path.iterdir())
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "settings", [["data.batch_size=2"], ["model.name=vit_b_16", "data.resolution=16"]]
+)
+def test_small_batches_are_taken_where_nothing_is_against_them(digits, settings):
+    one = ["model.name=resnet18", "data.batch_size=1", "launch.workers=1"]
+    ray_train.check(recipes.load("digits", [f"data.path={digits}", *one, *settings]))
 
 
 def test_a_finished_run_says_so(tmp_path, monkeypatch, capsys):

@@ -17,7 +17,8 @@ from dps_dist.data.loader import noisy_labels
 from dps_dist.errors import InputError
 from dps_dist.report import audit, audit_page
 from dps_dist.targets import Dirichlet, LocalTargets, arrow
-from dps_dist.train.checkpoint import Moment, Writer
+from dps_dist.train.checkpoint import Writer
+from dps_dist.train.manifest import Moment
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import names_sum
 from tests.report.pages import Page

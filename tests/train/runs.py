@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from dps_dist import config
-from dps_dist.train.checkpoint import Writer, complete, newest_whole, open_checkpoint
+from dps_dist.train.checkpoint import Writer, open_checkpoint
 from dps_dist.train.loop import epoch
-from dps_dist.train.manifest import FOLDER
+from dps_dist.train.manifest import FOLDER, complete, newest_whole
 from dps_dist.train.setup import build
 from dps_dist.train.state import finish, restore
 from dps_dist.train.storage import Storage

@@ -21,9 +21,9 @@ from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
 from dps_dist.evaluate import metrics
 from dps_dist.evaluate.calibration import fit_temperature
-from dps_dist.train.checkpoint import Moment, Writer, complete, open_checkpoint
+from dps_dist.train.checkpoint import Writer, open_checkpoint
 from dps_dist.train.evaluation import ensemble, evaluate, over_seeds
-from dps_dist.train.manifest import FOLDER
+from dps_dist.train.manifest import FOLDER, Moment, complete
 from dps_dist.train.predict import Shown, on_arrays, on_split
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load
@@ -472,18 +472,19 @@ def test_a_mean_is_of_runs_that_differ_in_seeds_alone(other, tmp_path, monkeypat
         assert {"mean", "std"} <= set(json.loads(out.read_text())) or not same
 
 
-def diverged(run, copy, *settings):
-    """A copy of a run, with another configuration and with weights that are NaN."""
+def diverged(run, copy, *settings, epoch=3):
+    """A copy of a run, with another configuration and with weights that are NaN at that epoch."""
     changed(run, copy, *settings)
-    found = complete(Storage(copy))[0]
+    found = next(one for one in complete(Storage(copy)) if one.moment.epoch == epoch)
     state = open_checkpoint(Storage(copy), found.name, copy / "unused").state
     weights = {
         key: torch.full_like(value, math.nan) if value.is_floating_point() else value
         for key, value in state["model"].items()
     }
-    writer = Writer(Storage(copy), config.Checkpoint(), "later", None)
-    writer.save(Moment(3, 0, found.moment.step + 1), {**state, "model": weights}, None)
+    writer = Writer(Storage(copy), config.Checkpoint(keep_last=9), "later", None)
+    writer.save(Moment(epoch, 0, found.moment.step + 1), {**state, "model": weights}, None)
     writer.wait()
+    shutil.rmtree(copy / FOLDER / found.name)
     return copy
 
 
@@ -525,6 +526,12 @@ def test_a_seed_that_diverged_leaves_a_table(other, digits, tmp_path, monkeypatc
     accuracy = np.array([own["accuracy"] for own in figures])
     assert held["mean"]["accuracy"] == pytest.approx(accuracy.mean())
     assert "nan" not in printed and f"{broken} on others: AUROC –% against" in printed
+    assert "ta_kl" not in held["runs"][str(broken)]  # its earlier epochs are there
+
+
+def test_an_epoch_that_diverged_is_not_compared_with_the_last(other, tmp_path):
+    broken = diverged(other, tmp_path / "broken", epoch=2)
+    assert only_one(broken).report["ta_kl"]["epochs"] == [1]
 
 
 def test_the_table_holds_what_json_can(teacher, tmp_path, monkeypatch):

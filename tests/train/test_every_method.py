@@ -1,5 +1,6 @@
 """What every method does in training: it learns, resumes exactly, and ends where it diverges."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dps_dist import methods
 from dps_dist.data.order import EpochOrder
-from dps_dist.train.checkpoint import complete, open_checkpoint
-from dps_dist.train.loop import epoch
+from dps_dist.train import loop
+from dps_dist.train.checkpoint import open_checkpoint
+from dps_dist.train.manifest import complete
 from dps_dist.train.state import _load
 from dps_dist.train.storage import Storage
 from dps_dist.train.watch import NonFiniteLossError
@@ -20,6 +22,7 @@ from tests.train.runs import (
     STORES,
     assert_same_end,
     final_state,
+    ignore,
     killed_after,
     metrics,
     start,
@@ -74,14 +77,23 @@ def recalled(config, folder):
 
 
 def diverged(config, folder, after):
-    """What ends a run whose learning rate jumps after so many steps."""
+    """What ends a run whose learning rate jumps after so many steps, and whose disk is slow."""
     training = start(config, folder)
     training.schedule = LambdaLR(training.optimizer, lambda step: 1e30 if step >= after else 1.0)
-    try:
-        epoch(training)
-    except NonFiniteLossError as error:
-        training.writer.wait()
-        return str(error)
+    write = training.writer._write
+
+    def slowly(save):
+        time.sleep(0.5 if save.moment.step > after else 0)
+        return write(save)
+
+    training.writer._write = slowly
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "build", lambda *_, **__: training)
+        patch.setattr(loop, "restore", ignore)
+        try:
+            loop.run(config, training.storage, ignore)
+        except NonFiniteLossError as error:
+            return str(error)
     return "nothing was said"
 
 
@@ -89,7 +101,7 @@ def diverged(config, folder, after):
 def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(
     ranks, settings, own, tmp_path, method
 ):
-    """And what was saved before, after every single step, is finite."""
+    """And what was saved before, after every single step, is there and finite."""
     config = settings(*own(method), "train.checkpoint.every_steps=1", ALL_KEPT)
     said = ranks.run(diverged, config, str(tmp_path), 9, world_size=2)
     assert said[0] == said[1] and said[0].startswith("the loss is not finite at step 11, samples ")

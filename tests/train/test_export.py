@@ -4,6 +4,7 @@ import errno
 import json
 import re
 import shutil
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -26,9 +27,10 @@ from dps_dist.report import audit
 from dps_dist.targets import Dirichlet, LocalTargets
 from dps_dist.train import export as exports
 from dps_dist.train.card import loading
-from dps_dist.train.checkpoint import Moment
 from dps_dist.train.evaluation import evaluate
+from dps_dist.train.evidence import evidence_of
 from dps_dist.train.export import export, write_targets
+from dps_dist.train.manifest import Moment
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load
 from tests.train.runs import saved_targets, trained, went_on
@@ -263,6 +265,17 @@ def test_their_readers_open_the_targets(reader, noisy, tmp_path):
     else:
         frame = module.read_parquet(file)
         assert len(frame) == 1100 and len(frame["probabilities"][0]) == 2
+
+
+def test_names_with_a_colon_are_no_urls(noisy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_targets(noisy, Path("top:1.parquet"), 1)
+    with Path("top:1.parquet").open("rb") as file:
+        assert len(pq.read_table(file)) == 1100
+    with evidence_of(noisy) as kept:
+        Path("a:b").symlink_to(kept.data.beton.parent)
+        there = replace(kept.data, beton=Path("a:b") / kept.data.beton.name)
+        assert len(replace(kept, data=there).paths()) == 1200
 
 
 def test_a_method_without_targets_exports_its_evidence(digits, tmp_path):

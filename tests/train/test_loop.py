@@ -3,6 +3,7 @@
 One set of three processes serves all tests, the first one or two of them where a run has fewer.
 """
 
+import itertools
 import json
 import math
 import os
@@ -19,15 +20,16 @@ from sklearn.metrics import log_loss, top_k_accuracy_score
 from torch.nn import functional as F
 
 from dps_dist import models
+from dps_dist.data import hold_out
 from dps_dist.data.loader import Batch, noisy_labels
 from dps_dist.data.order import EpochOrder
 from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, LocalTargets
-from dps_dist.train.checkpoint import complete, newest_whole
 from dps_dist.train.loop import epoch, run, step
+from dps_dist.train.manifest import complete, newest_whole
 from dps_dist.train.measure import evaluate, target_figures
-from dps_dist.train.setup import build
+from dps_dist.train.setup import build, fewest_at_once, images_at_once
 from dps_dist.train.storage import Storage
 from dps_dist.train.vitals import PARTS, Clock
 from tests.spawn import RankError, Ranks
@@ -189,6 +191,12 @@ def test_saves_by_minutes_too(ranks, settings, tmp_path):
     assert all(moment.position == 64 * moment.step for moment in moments if moment.epoch == 0)
 
 
+def test_saves_by_minutes_where_an_epoch_is_one_step(ranks, settings, tmp_path):
+    minutes = ["train.checkpoint.every_minutes=1e-6", "train.checkpoint.every_epochs=10", ALL_KEPT]
+    trained(ranks, settings("data.batch_size=1200", "train.epochs=3", *minutes), tmp_path)
+    assert [found.moment.epoch for found in complete(Storage(tmp_path))] == [3, 2, 1]
+
+
 # ---- visits
 
 
@@ -233,7 +241,10 @@ def test_accumulation_does_not_change_the_visits(ranks, settings, tmp_path, worl
 
 def test_half_of_a_mixed_batch_is_visited(ranks, settings, tmp_path):
     trained(ranks, settings("augment.mix=cutmix", "train.epochs=1"), tmp_path, 2)
-    assert saved_targets(tmp_path)["visits"].sum() == 18 * 2 * 16
+    saved = saved_targets(tmp_path)
+    assert saved["visits"].sum() == 18 * 2 * 16
+    agrees = decoded(saved["evidence"]).argmax(1) == saved["label"]
+    assert metrics(tmp_path)[-1]["label_agreement"] == np.mean(agrees[saved["visits"] > 0])
 
 
 def test_streamed_targets_are_the_same(ranks, settings, tmp_path):
@@ -285,6 +296,26 @@ def test_a_batch_in_parts(rows, padding, limit, sizes):
     assert torch.equal(views, batch.other_views[0][: sum(sizes)])
     assert sum(part.padding for part in parts) == max(0, sum(sizes) - (rows - padding))
     assert all(len(part.index) - part.padding <= 1 for part in parts if part.padding)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2, 3, 5])
+def test_the_fewest_images_at_once(settings, limit):
+    """What the smallest part of any step has, in each number of workers of a range."""
+    config = settings()
+    for batch_size, (least, most) in itertools.product(range(5, 14), [(1, 1), (1, 5), (3, 4)]):
+        data = config.data.model_copy(update={"batch_size": batch_size, "max_per_worker": limit})
+        launch = config.launch.model_copy(update={"workers": f"{least}:{most}"})
+        asked = config.model_copy(update={"data": data, "launch": launch})
+        sizes = []
+        for workers in range(least, most + 1):
+            order = EpochOrder.of_batch(40, batch_size, workers, drop_last=False)
+            for index in order.assignment.reshape(order.steps, -1, workers).swapaxes(1, 2):
+                padding = (index == -1).sum(1)
+                batches = [batch_of(order.batch_size, int(count)) for count in padding]
+                parts = [part for batch in batches for part in batch.parts(images_at_once(asked))]
+                sizes += [len(part.index) for part in parts]
+        # Of a part with padding batch norm sees two rows or more
+        assert min(fewest_at_once(asked), 2) == min(*sizes, 2)
 
 
 STEPS = {  # batch size, which step of the epoch, images at once
@@ -368,7 +399,8 @@ def test_figures_do_not_depend_on_the_number_of_ranks(ranks, noisy_run):
     config, folder = noisy_run
     told = metrics(folder)[-1]
     for world_size in (1, 2, 3):
-        everyone = ranks.run(measured, config, str(folder), [100, 64, 2], world_size=world_size)
+        sizes = [100, 64, 2, 10**12]
+        everyone = ranks.run(measured, config, str(folder), sizes, world_size=world_size)
         for figures in (one for own in everyone for one in own):
             assert {"accuracy", "top5", "nll", "ece", "target_entropy", "recovered"} < {*figures}
             for key, value in figures.items():
@@ -402,13 +434,17 @@ def test_figures_of_the_evaluation(ranks, noisy_run):
     assert told["ece"] == pytest.approx(sum(gaps) / len(labels), abs=1e-5)
 
 
+def decoded(evidence):
+    v = evidence.astype(np.float64)
+    return np.where(v >= 0, v / 2**15, 1 + v / 2**15)
+
+
 def test_figures_of_the_targets(noisy_run, train_digits):
     """From the files that a run leaves, by the formulas that they state."""
     config, folder = noisy_run
     saved = saved_targets(folder)
     assert (saved["label"] == noisy_labels(config.data, train_digits)).all()
-    v = saved["evidence"].astype(np.float64)
-    evidence = np.where(v >= 0, v / 2**15, 1 + v / 2**15)
+    evidence = decoded(saved["evidence"])
     gamma, c, t = config.method.gamma, config.method.c, saved["visits"][:, None].astype(float)
     prior, weight = gamma**t * c * np.eye(10)[saved["label"]], (1 - gamma**t) / (1 - gamma)
     y = (prior + weight * evidence) / (gamma**t * c + weight)
@@ -420,6 +456,37 @@ def test_figures_of_the_targets(noisy_run, train_digits):
     assert told["prior_weight"] == pytest.approx(np.mean(gamma**t * c / (gamma**t * c + weight)))
     assert told["recovered"] == pytest.approx(np.mean(y.argmax(1)[wrong] == true[wrong]), abs=2e-3)
     assert 0.3 < wrong.mean() < 0.4 and told["recovered"] > 0.3
+
+
+def test_without_a_prior_what_was_not_visited_has_no_target(
+    ranks, settings, train_digits, tmp_path
+):
+    """ELR in its first epoch, which leaves out the last 48 samples."""
+    noise = ["data.noise.kind=symmetric", "data.noise.rate=0.4", "train.epochs=1"]
+    config = settings("method.name=elr", *noise)
+    trained(ranks, config, tmp_path, 2)
+    saved = saved_targets(tmp_path)
+    seen = saved["visits"] > 0
+    p, given = decoded(saved["evidence"])[seen], saved["label"][seen]
+    true = np.asarray(train_digits.clean_labels)[seen]
+    told = metrics(tmp_path)[-1]
+    assert seen.sum() == 18 * 64
+    assert told["target_entropy"] == pytest.approx(-(p * np.log(p + 1e-300)).sum(1).mean(), 1e-4)
+    assert told["label_agreement"] == np.mean(p.argmax(1) == given)
+    assert told["recovered"] == np.mean(p.argmax(1)[given != true] == true[given != true])
+
+
+def figures_of_one_sample(config, folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dps_dist.train.measure.SAMPLED_TARGETS", 1)
+        return target_figures(start(config, folder))
+
+
+def test_the_part_that_is_measured_is_of_trained_samples(ranks, settings, tmp_path):
+    config = settings("data.hold_out=1100")
+    assert 0 in hold_out.split(1200, 1100, config.data.hold_out_seed).held_out
+    for found in ranks.run(figures_of_one_sample, config, str(tmp_path), world_size=2):
+        assert found == {"target_entropy": 0, "prior_weight": 1}
 
 
 def test_clean_labels_have_none_to_recover(ranks, settings, tmp_path):
@@ -584,7 +651,7 @@ def test_a_shard_epoch_goes_on_with_as_many_ranks_only(ranks, settings, tmp_path
 
 
 def test_a_batch_larger_than_the_data_set_is_one_step(ranks, settings, tmp_path):
-    config = settings("data.batch_size=1500", "data.drop_last=false")
+    config = settings("data.batch_size=1000000000000", "data.drop_last=false")
     assert trained(ranks, config, tmp_path, 3)["steps"] == 2
     assert (saved_targets(tmp_path)["visits"] == 2).all()
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dps_dist.errors import InputError
-from dps_dist.train.checkpoint import Moment, complete, open_checkpoint
-from dps_dist.train.manifest import FOLDER
+from dps_dist.train.checkpoint import open_checkpoint
+from dps_dist.train.manifest import FOLDER, Moment, complete
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load
 from dps_dist.train.trained import teacher as teacher_of

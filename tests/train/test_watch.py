@@ -141,6 +141,26 @@ def test_looks_when_asked_to(ranks):
     assert ranks.run(look_now)[0][:2] == [False, True]
 
 
+def steps_until_the_next_look(parts):
+    """After ten steps of so many parts in a second, and after a look with none between."""
+    watch, found = Watch(Peers(), 0.0), []
+    watch._until_look = watch._between = 100
+    for step in range(10):
+        for _ in range(parts):
+            watch.add(step + 1, *step_of(0, step))
+        watch.step_done()
+    watch._looked = time.monotonic() - 1
+    for _ in range(2):
+        watch.look()
+        found.append(watch._until_look)
+    return found
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_looks_twice_a_second_however_many_parts_a_step_has(ranks, parts):
+    assert ranks.run(steps_until_the_next_look, parts, world_size=1) == [[5, 5]]
+
+
 def saves_by_minutes():
     """Whether a save is due at once, later, and right after one. Rank 1's own clock is ahead."""
     peers = Peers()

@@ -15,8 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from dps_dist.train.checkpoint import newest_whole
-from dps_dist.train.manifest import step_of
+from dps_dist.train.manifest import newest_whole, step_of
 from dps_dist.train.storage import Storage
 from tests.launch.training import (
     DPS,
