@@ -88,7 +88,7 @@ def write_split(
     folder.mkdir(parents=True, exist_ok=True)
     beton = folder / f"{split}.beton"
     partial, partial_manifest = (folder / f".{split}.{end}.partial" for end in ("beton", "parquet"))
-    with naming(beton), _alone_in(folder):
+    with naming(beton, partial), _alone_in(folder):
         try:
             chosen = _write_readable(source, partial, options, skip_bad, workers, say)
             labels = source.labels[chosen]
