@@ -25,6 +25,7 @@ from dps_dist.errors import InputError, naming
 
 # FFCV's unit of writing, which an image must fit in: its own size, or more for larger images.
 PAGE, LARGEST_PAGE = 1 << 23, 1 << 26
+LARGEST_SIDE = 65_500  # of a JPEG; FFCV notes sides in 16 bits
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,11 @@ class _Samples:
         np.random.seed(i % 2**32)  # noqa: NPY002
         try:
             pixels = shrunk(self._source.read(i), self._max_side)
+            if (side := max(pixels.shape)) > LARGEST_SIDE:
+                raise BadImage(
+                    self._source.path(i),
+                    f"it is {side:,} pixels long and {LARGEST_SIDE:,} fit; give a smaller --max-side",
+                )
             if pixels.nbytes > self._most_bytes:
                 size, most = pixels.nbytes / 1e6, self._most_bytes / 1e6
                 raise BadImage(

@@ -201,6 +201,17 @@ def test_an_image_larger_than_a_page_is_named(tmp_path):
     assert Reader(str(manifest.beton)).metadata["f0"]["width"].tolist() == [2000]
 
 
+@pytest.mark.parametrize("mode", ["raw", "jpeg"])
+def test_an_image_longer_than_a_side_can_be_is_named(tmp_path, mode):
+    options, said = ImageOptions(mode, max_side=0), []
+    for long in ((65_501, 1, 3), (1, 70_000, 3)):
+        with pytest.raises(InputError, match="1 of 1 images"):
+            prepare(Pictures(np.zeros(long, np.uint8)), tmp_path, images=options, said=said)
+    assert "0.png" in said[1] and "70,000 pixels long" in said[1] and "--max-side" in said[1]
+    manifest = prepare(Pictures(np.zeros((65_500, 1, 3), np.uint8)), tmp_path, images=options)
+    assert Reader(str(manifest.beton)).metadata["f0"]["height"].tolist() == [65_500]
+
+
 @pytest.mark.parametrize(
     ("height", "width", "shrunk_to"),
     [(1, 1, (1, 1)), (1, 2000, (1, 500)), (2000, 1, (500, 1)), (300, 600, (250, 500))],
