@@ -194,5 +194,5 @@ def _without_interrupts() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
+        for waited in came:
+            signal.raise_signal(waited)

@@ -225,7 +225,8 @@ class _Samples:
             if (side := max(pixels.shape)) > LARGEST_SIDE:
                 raise BadImage(
                     self._source.path(i),
-                    f"it is {side:,} pixels long and {LARGEST_SIDE:,} fit; give a smaller --max-side",
+                    f"it is {side:,} pixels long and {LARGEST_SIDE:,} fit; "
+                    "give a smaller --max-side",
                 )
             if pixels.nbytes > self._most_bytes:
                 size, most = pixels.nbytes / 1e6, self._most_bytes / 1e6

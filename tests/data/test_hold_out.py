@@ -30,7 +30,7 @@ def test_nothing_is_held_out_unless_asked():
 
 
 def test_something_must_be_left_to_train_on():
-    with pytest.raises(InputError, match="data.hold_out is 10: there are 10 images; give less"):
+    with pytest.raises(InputError, match=r"data.hold_out is 10: there are 10 images; give less"):
         split(10, 10, 0)
 
 
