@@ -1,5 +1,6 @@
 """`dps` as it is typed: what it prints, and one sentence with exit code 2 for every mistake."""
 
+import io
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from PIL import Image
 
 from dps_dist import recipes
 from dps_dist.cli import main
+from dps_dist.cli.base import say
 from dps_dist.data import manifest as manifests
 from dps_dist.recipes import paper
 from tests.conftest import write_photos
@@ -65,6 +67,9 @@ def test_prepare_preview_and_check(dps, tmp_path):
         assert picture.width > 800 and len(picture.convert("L").getcolors()) > 10
     code, out, _ = dps("doctor", "--data", "data/my digits")
     assert code == 0 and "2 files whole" in out
+    assert_sentence(dps("preview", *own, "--set", "data.hold_out=1200"), "data.hold_out is 1200")
+    mistyped = dps("prepare", "digts", "data/my digits")
+    assert_sentence(mistyped, "source 'digts' is not known: choose one of imagefolder")
 
     beton = Path("data/my digits/train.beton")
     content = bytearray(beton.read_bytes())
@@ -137,6 +142,11 @@ def test_a_folder_that_may_not_be_written_to_is_named_with_what_to_do(tmp_path):
         (["prepare", "cifar10", "out", "--from", "nowhere"], ["nowhere does not exist"]),
         (["prepare", "digits", "out", "--quality", "0"], ["--quality is 0"]),
         (["prepare", "digits", "out", "--split", "test"], ["split 'test'", "train, val"]),
+        (
+            ["prepare", "digits", "out", "--train-images", "5", "--split", "val"],
+            ["--train-images is 5, of the split train, and only val is prepared: leave it out"],
+        ),
+        (["evaluate", "run", "--on", "a=x", "--on", "a=y"], ["--on has a twice: give each a"]),
         (["preview"], ["data/digits/train.beton does not exist", "dps prepare"]),
         (["preview", "nothing"], ["recipe nothing does not exist"]),
         (["recipes", "show", "digits", "--set", "data.batch=1"], ["data.batch is not a field"]),
@@ -216,8 +226,12 @@ def test_names_that_look_like_markup_are_printed_as_they_are(dps, tmp_path):
         (tmp_path / "photos/train" / name).mkdir(parents=True)
     (tmp_path / "photos/train/a/x[bold].png").write_text("no image")
     (tmp_path / "photos/train/b/[red].png").write_text("no image")
+    (tmp_path / "photos/train/b/y:cat:.png").write_text("no image")
     _, out, _ = dps("prepare", "imagefolder", "out", "--from", "photos")
-    assert "x[bold].png" in out and "b/[red].png" in out
+    assert "x[bold].png" in out and "b/[red].png" in out and "b/y:cat:.png" in out
+    lines = io.StringIO()
+    say("/data:cat:x", to=lines)
+    assert lines.getvalue() == "/data:cat:x\n"
 
 
 def test_ctrl_c_says_so(dps, monkeypatch):
@@ -227,6 +241,21 @@ def test_ctrl_c_says_so(dps, monkeypatch):
     monkeypatch.setattr(recipes, "names", interrupted)
     code, _, err = dps("recipes")
     assert code == 130 and err.strip() == "dps: stopped"
+
+
+def test_ctrl_c_during_the_imports_says_so():
+    code = """if True:
+        import os, signal, sys
+        class Interrupting:
+            def find_spec(self, name, *_):
+                if name == "typer":
+                    os.kill(os.getpid(), signal.SIGINT)
+        sys.meta_path.insert(0, Interrupting())
+        from dps_dist.cli import main
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "dps: stopped\n")
 
 
 def test_an_empty_class_folder_gets_a_sentence(dps, tmp_path):

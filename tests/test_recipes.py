@@ -117,8 +117,15 @@ def test_every_recipe_of_the_paper_has_an_optimizer_and_a_schedule():
     from dps_dist.train.optim import optimizer, schedule
 
     for optim, epochs in {(c.optim, c.train.epochs) for c in map(loaded, paper.recipes())}:
-        rates = schedule(optim, optimizer(optim, torch.nn.Linear(2, 2)), 10, epochs)
-        assert rates.get_last_lr()[0] <= optim.lr
+        trained = optimizer(optim, torch.nn.Linear(2, 2))
+        rates, found = schedule(optim, trained, 10, epochs), []
+        for _ in range(10 * epochs - 1):
+            found += rates.get_last_lr()
+            trained.step()
+            rates.step()
+        ends = {"onecycle": optim.lr / 250_000, "cosine": 0, "constant": optim.lr}
+        assert max(found) == pytest.approx(optim.lr)
+        assert rates.get_last_lr()[0] == pytest.approx(ends[optim.schedule])
 
 
 def test_every_recipe_of_the_paper_can_be_trained():
@@ -714,6 +721,27 @@ def test_extends_merges_sections_and_replaces_the_rest(tmp_path):
     assert config.train.epochs == 3
 
 
+def test_a_field_that_is_a_mapping_is_replaced(tmp_path):
+    (tmp_path / "base.yaml").write_text("data: {noise: {rate: .2, mapping: {1: 2, 3: 4}}}")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\ndata: {noise: {mapping: {5: 6}}}")
+    noise = recipes.load(str(tmp_path / "top.yaml")).data.noise
+    assert (noise.rate, noise.mapping) == (0.2, {5: 6})
+    set_to = recipes.load(str(tmp_path / "top.yaml"), ["data.noise.mapping={7: 8}"])
+    assert set_to.data.noise.mapping == {7: 8}
+
+
+def test_every_field_that_is_a_mapping_is_known_as_one():
+    def mappings(section):
+        for name, field in section.model_fields.items():
+            kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+            yield from [name] if any(getattr(k, "__origin__", k) is dict for k in kinds) else []
+            for inner in kinds:
+                if hasattr(inner, "model_fields"):
+                    yield from mappings(inner)
+
+    assert set(mappings(Config)) == set(compose.WHOLE)
+
+
 def test_a_file_may_extend_a_named_recipe(tmp_path):
     (tmp_path / "mine.yaml").write_text("extends: cifar10-resnet18\ntrain: {epochs: 2}")
     mine = recipes.load(str(tmp_path / "mine.yaml"))
@@ -829,6 +857,9 @@ def test_two_wrong_fields_are_both_named():
         ({"a.yaml": "with: {te+x: {}}"}, r"with holds 'te\+x': x is not a part: the parts are"),
         ({"a.yaml": "with: {te+dsp: {}}"}, "dsp is not a part: did you mean dps"),
         ({"a.yaml": "with: {dps: {x: 1}}"}, "x is not a field of the configuration"),
+        ({"a.yaml": "with: {dps: &x {data: *x}}"}, "a.yaml: it holds what no field can be"),
+        ({"a.yaml": "part: [a]\nwith: {dps: {}}"}, r"a.yaml: part is \['a'\]: remove it; parts"),
+        ({"a.yaml": "part: foo"}, "a.yaml: part is 'foo': remove it; parts are named in extends"),
         ({"a.yaml": "data: [:"}, "not valid YAML"),
         ({"a.yaml": "data: !!python/object/apply:os.getcwd []"}, "not valid YAML"),
         ({}, "a.yaml does not exist"),

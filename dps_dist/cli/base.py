@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-console = Console(highlight=False)
+console = Console(highlight=False, emoji=False)
 
 
 def _say_version(asked: bool) -> None:
@@ -53,7 +53,7 @@ REMEDIES = {
 
 def say(line: str, to: TextIO | None = None) -> None:
     """A plain line: paths may hold anything, also what rich takes for markup."""
-    said = console if to is None else Console(file=to, highlight=False)
+    said = console if to is None else Console(file=to, highlight=False, emoji=False)
     said.print(line, soft_wrap=True, markup=False)
 
 

@@ -45,12 +45,11 @@ def prepare(
     workers: Annotated[int, typer.Option(min=0, help="Writing processes; 0: one a core.")] = 0,
 ) -> None:
     """Turn a data set into .beton files, once, for all later runs."""
-    from dps_dist.data.sources import SOURCES, open_source, source_splits
+    from dps_dist.data.sources import open_source, source_spec, source_splits
     from dps_dist.data.sources.part import Part
     from dps_dist.data.write import ImageOptions, already_prepared, write_split
 
-    photographs = source in SOURCES and SOURCES[source].photographs
-    stored = mode if mode != "auto" else "mixed" if photographs else "raw"
+    stored = mode if mode != "auto" else "mixed" if source_spec(source).photographs else "raw"
     options = ImageOptions(stored, max_side, jpeg_share, quality)
     prepared = {"source": source, "root": str(root.absolute()) if root else None}
     there = tuple(sorted(file.stem for file in out.glob("*.beton")))
@@ -60,6 +59,11 @@ def prepare(
         if force or not there:
             raise
         splits = there  # the original may be gone when all is prepared
+    if train_images is not None and "train" not in splits:
+        raise InputError(
+            f"--train-images is {train_images}, of the split train, and only {', '.join(splits)} "
+            "is prepared: leave it out"
+        )
     missing = []
     for name in splits:
         part = train_images if name == "train" else None

@@ -32,9 +32,10 @@ def report(
     """Compare runs: a table here, and a page with curves and what differs between them."""
     from dps_dist.report import html, markdown, plots, tables
 
-    # `dps report runs/*` names also the page and the figures that it wrote there before.
-    others = (".html", ".figures")
-    folders = [folder for folder in dict.fromkeys(runs) if folder.suffix not in others] or runs
+    # `dps report runs/*` names also what it wrote there before.
+    others = (".html", ".figures", ".png", ".svg", ".md")
+    given = dict.fromkeys(runs)
+    folders = [folder for folder in given if folder.suffix.lower() not in others] or runs
     found = [tables.read(folder) for folder in folders]
     out = out or html.default_out(found)
     kinds = {".png": plots.save, ".svg": plots.save, ".md": markdown.save}
@@ -115,6 +116,8 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
         name, equals, path = one.partition("=")
         if not (name and equals and path):
             raise InputError(f"{option} is {one}: write it as NAME=PATH, such as svhn=data/svhn")
+        if name in pairs:
+            raise InputError(f"{option} has {name} twice: give each a name of its own")
         pairs[name] = path
     return pairs
 

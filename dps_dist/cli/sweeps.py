@@ -1,6 +1,5 @@
 """What the scripts in tune/ share: their options, and a sweep with its progress and its page."""
 
-import datetime
 import sys
 import threading
 import time
@@ -57,12 +56,13 @@ Resume = Annotated[
 def start(sweep: "Sweep", out: str, name: str | None, resume: bool, concurrent: int | None) -> None:
     """Run a sweep to its end, its page always up to date; the best cells at last."""
     from dps_dist.launch import ray_tune
+    from dps_dist.launch.runs import default_name
     from dps_dist.launch.sweeps import checked, open_folder
     from dps_dist.report.sweep_page import PAGE, publish
 
     if resume and name is None:
         raise InputError("--resume needs the --name of the sweep that is to be continued")
-    folder = open_folder(checked(sweep), out, name or _default_name(sweep.recipe), resume)
+    folder = open_folder(checked(sweep), out, name or default_name(Path(sweep.recipe).stem), resume)
     with _publishing(folder.storage) as touched, _progress(folder) as advanced:
 
         def changed(folder: "Folder") -> None:
@@ -74,17 +74,14 @@ def start(sweep: "Sweep", out: str, name: str | None, resume: bool, concurrent: 
     console.print(best_cells(results))
     say(f"written to {folder.storage / PAGE} and {folder.storage / 'results.parquet'}")
     if folder.count("waiting", "running"):
-        say("stopped; the same command with --resume goes on", to=sys.stderr)
+        again = f"--name {folder.storage.name} --resume"
+        say(f"stopped; the same command with {again} goes on", to=sys.stderr)
         raise typer.Exit(130)
     if failed := folder.count("failed"):
         raise FailedError(
             f"{failed} of {len(folder.trials)} trials failed: the page says why; the same command "
             f"with --name {folder.storage.name} --resume tries them again"
         )
-
-
-def _default_name(recipe: str) -> str:
-    return f"{Path(recipe).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 @contextmanager

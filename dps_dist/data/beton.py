@@ -5,12 +5,14 @@ table and pages are used as they are. `write.py` calls `write_beton`.
 """
 
 import ctypes
+import errno
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +38,7 @@ class Samples(Protocol):
 
 
 CHUNK = 64  # samples that a writer takes at a time
+SHARED = Path("/dev/shm")  # where what processes share lies
 _PR_SET_PDEATHSIG = 1
 
 
@@ -53,12 +56,42 @@ def write_beton(
     writer.num_samples = len(samples)
     writer.prepare()  # the header, and memory for the table that the processes share
     try:
-        allocator = MemoryAllocator(str(target), writer.data_region_start, page_size)
-        writer.finalize(_run(writer, allocator, samples, workers, progress))
+        with _sharing():
+            _reserve(writer.metadata_sm)
+            allocator = MemoryAllocator(str(target), writer.data_region_start, page_size)
+        places = _run(writer, allocator, samples, workers, progress)
+        _check_whole(target, allocator)
+        with _without_interrupts():  # it would take one for a failure and write an empty table
+            writer.finalize(places)
     finally:
         writer.metadata_sm.unlink()
         with suppress(BufferError):  # numpy may still look at it; the process's end frees it
             writer.metadata_sm.close()
+
+
+@contextmanager
+def _sharing() -> Iterator[None]:
+    """Its failures do not say that they are about memory and not about the disk."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{SHARED} has no room for what the writing processes share ({error.strerror}): make "
+            "room there, or give the container more (--shm-size)"
+        ) from None
+
+
+def _reserve(memory: SharedMemory) -> None:
+    """Where there is no room for it, it is refused now; else a write into it would kill."""
+    with (SHARED / memory.name).open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, memory.size)
+
+
+def _check_whole(target: Path, allocator: MemoryAllocator) -> None:
+    """FFCV does not look whether a page was written whole; behind a short one all others shift."""
+    pages = allocator.next_page_allocated.value
+    if target.stat().st_size != allocator.offset + pages * allocator.page_size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
 
 def _run(
@@ -70,7 +103,8 @@ def _run(
 ) -> list[tuple[int, int, int]]:
     """The places (sample, pointer, size) of all images, which the processes wrote."""
     fork = multiprocessing.get_context("fork")  # samples are shared, not pickled
-    taken, done = fork.Value("q", 0), fork.Value("q", 0)
+    with _sharing():
+        taken, done = fork.Value("q", 0), fork.Value("q", 0)
     processes, pipes, places = [], [], []
     try:
         with _without_interrupts():
@@ -120,6 +154,7 @@ def _serve(
 ) -> None:
     """A writer process: takes chunk after chunk until none is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before that was said
         return
@@ -148,9 +183,16 @@ def _next(counter: Any, step: int) -> int:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A Ctrl-C between fork and its book-keeping would be lost; here it waits until after."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    """A Ctrl-C that would be lost waits until after, whichever thread the kernel hands it to."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for waited in came:
+            signal.raise_signal(waited)

@@ -276,7 +276,7 @@ def resolution_at(data: Data, epoch: int) -> int:
         return ramp.resolution
     grown = np.interp(epoch, [ramp.start_epoch, ramp.end_epoch], [ramp.resolution, data.resolution])
     unit = 32 if data.resolution >= 128 else 4  # what networks halve evenly
-    return max(ramp.resolution, int(np.round(grown / unit)) * unit)
+    return int(np.clip(np.round(grown / unit) * unit, ramp.resolution, data.resolution))
 
 
 def loader_threads(data: Data) -> int:

@@ -60,24 +60,26 @@ def write(manifest: Manifest, target: Path, beton: Path) -> None:
         "path": pa.array(map(_as_text, manifest.paths), pa.string()),
     }
     metadata = {
-        "class_names": json.dumps(manifest.class_names),
+        "class_names": json.dumps([*map(_as_text, manifest.class_names)]),
         "prepared": json.dumps(manifest.prepared),
         "beton_bytes": str(beton.stat().st_size),
         "beton_checksum": manifest.checksum,
-        "beton_table": _table_digest(beton),
+        "beton_table": _table_digest(beton, *_header(beton)),
     }
-    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), target)
+    with target.open("wb") as stream:  # Arrow takes a path with a colon for an address
+        pq.write_table(pa.table(columns).replace_schema_metadata(metadata), stream)
 
 
-def _as_text(path: str) -> str:
+def _as_text(name: str) -> str:
     """A file's name need not be valid text; what is not is written as \\xff."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read(folder: Path | str, split: str) -> Manifest:
     """The manifest of `folder/split.beton`; an InputError when the two do not belong together."""
     beton = Path(folder) / f"{split}.beton"
-    fields = beton_fields(beton)
+    header, descriptors = _header(beton)
+    fields = _names(descriptors)
     missing = [name for name in FIELDS if name not in fields]
     if missing:
         raise InputError(
@@ -88,7 +90,7 @@ def read(folder: Path | str, split: str) -> Manifest:
     if not file.is_file():
         raise InputError(f"{file} is missing beside {beton.name}: {_REMEDY}")
     try:
-        table = pq.read_table(file)
+        table = read_table(file)
         metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
         manifest = Manifest(
             beton=beton,
@@ -106,11 +108,11 @@ def read(folder: Path | str, split: str) -> Manifest:
     size = beton.stat().st_size
     if size < recorded_bytes:
         raise InputError(f"{beton} is truncated ({size:,} of {recorded_bytes:,} bytes): {_REMEDY}")
-    if size != recorded_bytes or recorded_table != _table_digest(beton):
+    if size != recorded_bytes or recorded_table != _table_digest(beton, header, descriptors):
         raise InputError(
             f"{file} does not match {beton.name}, it describes another file: {_REMEDY}"
         )
-    if not np.array_equal(index, np.arange(_header(beton)[0]["num_samples"])):
+    if not np.array_equal(index, np.arange(header["num_samples"])):
         raise InputError(
             f"{file} does not list the samples of {beton.name} in their order: {_REMEDY}"
         )
@@ -125,9 +127,13 @@ def read(folder: Path | str, split: str) -> Manifest:
 
 def beton_fields(beton: Path) -> list[str]:
     """The field names of a .beton; an InputError when it is not a whole one."""
-    return [
-        bytes(name).rstrip(b"\0").decode(errors="replace") for name in _header(beton)[1]["name"]
-    ]
+    return _names(_header(beton)[1])
+
+
+def read_table(file: Path, columns: list[str] | None = None) -> pa.Table:
+    """A Parquet file, whatever its name: Arrow takes a path with a colon for an address."""
+    with file.open("rb") as stream:
+        return pq.read_table(stream, columns=columns)
 
 
 def checksum(file: Path, progress: Callable[[int], None] = lambda _: None) -> str:
@@ -161,14 +167,17 @@ def _header(beton: Path) -> tuple[Any, Any]:
     )
 
 
-def _table_digest(beton: Path) -> str:
+def _names(descriptors: Any) -> list[str]:
+    return [bytes(name).rstrip(b"\0").decode(errors="replace") for name in descriptors["name"]]
+
+
+def _table_digest(beton: Path, header: Any, descriptors: Any) -> str:
     """Digest of the tables that say where each image lies, how long it is and what its label is.
 
     It differs for any other data set and is read in a moment; the checksum covers the pixels.
     """
     from dps_dist.data.ffcv import HeaderType, get_handlers, get_metadata_type
 
-    header, descriptors = _header(beton)
     try:
         row = get_metadata_type(get_handlers(descriptors)).itemsize
     except (KeyError, AttributeError):

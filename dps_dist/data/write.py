@@ -25,6 +25,7 @@ from dps_dist.errors import InputError, naming
 
 # FFCV's unit of writing, which an image must fit in: its own size, or more for larger images.
 PAGE, LARGEST_PAGE = 1 << 23, 1 << 26
+LARGEST_SIDE = 65_500  # of a JPEG; FFCV notes sides in 16 bits
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def write_split(
     folder.mkdir(parents=True, exist_ok=True)
     beton = folder / f"{split}.beton"
     partial, partial_manifest = (folder / f".{split}.{end}.partial" for end in ("beton", "parquet"))
-    with naming(beton), _alone_in(folder):
+    with naming(beton, partial), _alone_in(folder):
         try:
             chosen = _write_readable(source, partial, options, skip_bad, workers, say)
             labels = source.labels[chosen]
@@ -221,6 +222,12 @@ class _Samples:
         np.random.seed(i % 2**32)  # noqa: NPY002
         try:
             pixels = shrunk(self._source.read(i), self._max_side)
+            if (side := max(pixels.shape)) > LARGEST_SIDE:
+                raise BadImage(
+                    self._source.path(i),
+                    f"it is {side:,} pixels long and {LARGEST_SIDE:,} fit; "
+                    "give a smaller --max-side",
+                )
             if pixels.nbytes > self._most_bytes:
                 size, most = pixels.nbytes / 1e6, self._most_bytes / 1e6
                 raise BadImage(

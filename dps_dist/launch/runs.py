@@ -94,7 +94,8 @@ def open_run(
         return _existing(recipe, settings, out, name)
     config = recipes.load(recipe or recipes.DEFAULT, settings)
     if name is None:
-        name = _default_name(recipe or recipes.DEFAULT, config)
+        stem, method = Path(recipe or recipes.DEFAULT).stem, config.method.name
+        name = default_name(stem if method in stem.split("-") else f"{stem}-{method}")
     storage = folder(out, name)
     if storage.exists(CONFIG):
         raise _exists(storage)
@@ -143,11 +144,10 @@ def _existing(recipe: str | None, settings: Sequence[str], out: str, name: str |
     return Run(asked, storage, is_new=False)
 
 
-def _default_name(recipe: str, config: Config) -> str:
-    when = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    stem, method = Path(recipe).stem, config.method.name
-    named = stem if method in stem.split("-") else f"{stem}-{method}"
-    return f"{named}-{when}"
+def default_name(after: str) -> str:
+    """With the time; of a file's name only what a name may hold."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", after)[:80]
+    return f"{plain}-{datetime.datetime.now():%Y%m%d-%H%M%S}".lstrip("._-")
 
 
 def differences(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:

@@ -20,6 +20,7 @@ from dps_dist.errors import InputError
 from dps_dist.recipes import files
 
 DEFAULT_NAMES = {"method": "dps", "task": "baseline"}
+WHOLE = ("mapping",)  # fields that are mappings, and no sections
 _NOTES = ("description", "extends", "with", "part")  # on a file, and no fields
 
 Fields = dict[str, Any]
@@ -35,7 +36,12 @@ class _Combination(NamedTuple):
 
 def fields_of(name: str) -> Fields:
     """The fields of a recipe: of a file, or of a base and its parts."""
-    return _settle(*_layers(name), name)
+    try:
+        return _settle(*_layers(name), name)
+    except RecursionError:
+        raise InputError(
+            f"recipe {name}: it holds what no field can be (a mapping that holds itself)"
+        ) from None
 
 
 def description(name: str) -> str:
@@ -73,7 +79,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Fields:
     """
     merged = dict(base)
     for key, value in over.items():
-        both = isinstance(merged.get(key), dict) and isinstance(value, dict)
+        both = isinstance(merged.get(key), dict) and isinstance(value, dict) and key not in WHOLE
         if both and key in DEFAULT_NAMES and "name" in value:
             both = value["name"] == merged[key].get("name", DEFAULT_NAMES[key])
         merged[key] = merge(merged[key], value) if both else value
@@ -174,7 +180,13 @@ def _read(name: str) -> Fields:
     file = Path(name) if files.is_path(name) else files.FOLDER / f"{name}.yaml"
     if not file.is_file():
         raise _no_recipe(name)
-    return files.read(file)
+    fields = files.read(file)
+    if "part" in fields:
+        raise InputError(
+            f"recipe {name}: part is {fields['part']!r}: remove it; parts are named in extends, as "
+            "in `extends: cifar10-resnet18-te-sym20`"
+        )
+    return fields
 
 
 def _read_part(name: str) -> Fields:

@@ -192,8 +192,7 @@ def fix(
     if data.noise.kind == "none" and np.array_equal(old.labels, old.clean_labels):
         # No label is known to be wrong; if these stayed, the corrected ones would seem to be
         columns.append("clean_label")
-    with manifest_path(old.beton).open("rb") as file:  # pyarrow takes names for URLs
-        manifest = pq.read_table(file)
+    manifest = manifests.read_table(manifest_path(old.beton))
     for name in columns:
         place = manifest.schema.get_field_index(name)
         field = manifest.schema.field(place)

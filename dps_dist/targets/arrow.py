@@ -57,15 +57,8 @@ class Snapshot:
     prior: Dirichlet
     chunks: Iterable[Chunk]
 
-    def write(
-        self,
-        folder: Path,
-        compression: str | None = None,
-        labels: NDArray[np.integer[Any]] | None = None,
-    ) -> Saved:
+    def write(self, folder: Path, labels: NDArray[np.integer[Any]] | None = None) -> Saved:
         """Write the rows; they get their name only when they are complete. labels: [N]."""
-        if compression not in (None, "zstd", "lz4"):
-            raise InputError(f"compression is {compression!r}: give None, 'zstd' or 'lz4'")
         if (folder / MANIFEST).exists():  # a kill in mid-save would cost what it vouches for
             raise InputError(
                 f"{folder} holds saved targets already: give a folder of its own to each"
@@ -76,12 +69,11 @@ class Snapshot:
         path = folder / file_name(self.rank, self.world_size)
         unfinished = path.with_suffix(".unfinished")
         schema = _schema(self.num_samples, self.prior, labels)
-        options = pa.ipc.IpcWriteOptions(compression=compression)
         rows = 0
         try:
             with (
                 summed(unfinished) as sink,
-                pa.ipc.new_file(pa.PythonFile(sink, "w"), schema, options=options) as writer,
+                pa.ipc.new_file(pa.PythonFile(sink, "w"), schema) as writer,
             ):
                 for samples, coded, visits in self.chunks:
                     values = _column(coded.reshape(-1))

@@ -146,21 +146,18 @@ class Targets:
         return self._as_files(list(self._chunks()))
 
     def save(
-        self,
-        folder: str | Path,
-        compression: str | None = None,
-        labels: Tensor | NDArray[np.integer[Any]] | None = None,
+        self, folder: str | Path, labels: Tensor | NDArray[np.integer[Any]] | None = None
     ) -> None:
         """Write this rank's rows into the folder, and a manifest when all ranks have written.
 
         A folder that holds saved targets is refused, so that no kill can cost what was saved.
-        compression: None, "zstd" or "lz4". labels: [N], written beside the rows for readers.
+        labels: [N], written beside the rows for readers.
         """
         saved, failure = arrow.Saved("", 0, 0, 0), None
         try:
             if isinstance(labels, Tensor):
                 labels = labels.cpu().numpy()
-            saved = self._as_files(self._chunks()).write(Path(folder), compression, labels)
+            saved = self._as_files(self._chunks()).write(Path(folder), labels)
         except Exception as error:  # the other ranks must hear of it
             failure = error
         self._all_or_none(failure)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,7 +18,7 @@ from dps_dist import methods
 from dps_dist.config import Config
 from dps_dist.data import manifest as manifests
 from dps_dist.data.loader import noisy_labels
-from dps_dist.data.manifest import Manifest, manifest_path
+from dps_dist.data.manifest import Manifest, manifest_path, read_table
 from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, arrow
 from dps_dist.targets.checksums import unsealed
@@ -56,8 +55,7 @@ class Kept:
 
     def paths(self) -> Any:
         """Arrow's column of the samples' paths, [N]."""
-        with manifest_path(self.data.beton).open("rb") as file:  # pyarrow takes names for URLs
-            return pq.read_table(file, columns=["path"])["path"]
+        return read_table(manifest_path(self.data.beton), ["path"])["path"]
 
 
 @contextmanager

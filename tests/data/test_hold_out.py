@@ -1,11 +1,13 @@
 """Samples that are held out of training, and orders that visit only some samples."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_dist.data.hold_out import split
 from dps_dist.data.order import PADDING, EpochOrder
+from dps_dist.errors import InputError
 
 
 @given(st.integers(2, 300), st.data(), st.integers(0, 5))
@@ -25,6 +27,11 @@ def test_the_seed_decides_and_nothing_else():
 
 def test_nothing_is_held_out_unless_asked():
     assert split(10, 0, 0) == (None, None)
+
+
+def test_something_must_be_left_to_train_on():
+    with pytest.raises(InputError, match=r"data.hold_out is 10: there are 10 images; give less"):
+        split(10, 10, 0)
 
 
 @given(

@@ -276,6 +276,12 @@ def test_progressive_resolution():
     ramp = "data.progressive={resolution: 8, end_epoch: 4}"
     small = recipes.load("cifar10-resnet18", [ramp]).data
     assert [resolution_at(small, e) for e in range(6)] == [8, 16, 20, 24, 32, 32]
+    settings = ["data.resolution=250", "data.progressive={resolution: 160, end_epoch: 4}"]
+    odd = recipes.load("imagenet-resnet152", settings).data
+    assert [resolution_at(odd, e) for e in range(5)] == [160, 192, 192, 224, 250]
+    settings = ["data.resolution=250", "data.progressive={resolution: 230, end_epoch: 4}"]
+    odd = recipes.load("imagenet-resnet152", settings).data
+    assert [resolution_at(odd, e) for e in range(5)] == [230, 230, 250, 250, 250]
 
 
 def test_noise_is_in_the_training_labels_only(digits):

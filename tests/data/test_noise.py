@@ -102,11 +102,6 @@ def test_the_order_in_which_a_mapping_is_written_does_not_matter():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"rate": 1.5}, "rate is 1.5"),
-        ({"rate": -0.1}, "rate is -0.1"),
-        ({"rate": float("nan")}, "rate is nan"),
-        ({"seed": -1}, "seed is -1"),
-        ({"kind": "pair"}, "'pair': choose one of none, symmetric, asymmetric"),
         ({"kind": "asymmetric"}, "mapping is missing"),
         ({"kind": "asymmetric", "class_names": tuple("0123456789")}, "mapping is missing"),
         ({"kind": "asymmetric", "mapping": {}}, "mapping is missing"),

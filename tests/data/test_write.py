@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from ffcv.fields.rgb_image import resizer
 from ffcv.reader import Reader
 from ffcv.writer import DatasetWriter
 
+from dps_dist.data import beton
 from dps_dist.data import manifest as manifests
 from dps_dist.data.sources import open_source
 from dps_dist.data.sources.part import Part
@@ -199,6 +201,17 @@ def test_an_image_larger_than_a_page_is_named(tmp_path):
     assert Reader(str(manifest.beton)).metadata["f0"]["width"].tolist() == [2000]
 
 
+@pytest.mark.parametrize("mode", ["raw", "jpeg"])
+def test_an_image_longer_than_a_side_can_be_is_named(tmp_path, mode):
+    options, said = ImageOptions(mode, max_side=0), []
+    for long in ((65_501, 1, 3), (1, 70_000, 3)):
+        with pytest.raises(InputError, match="1 of 1 images"):
+            prepare(Pictures(np.zeros(long, np.uint8)), tmp_path, images=options, said=said)
+    assert "0.png" in said[1] and "70,000 pixels long" in said[1] and "--max-side" in said[1]
+    manifest = prepare(Pictures(np.zeros((65_500, 1, 3), np.uint8)), tmp_path, images=options)
+    assert Reader(str(manifest.beton)).metadata["f0"]["height"].tolist() == [65_500]
+
+
 @pytest.mark.parametrize(
     ("height", "width", "shrunk_to"),
     [(1, 1, (1, 1)), (1, 2000, (1, 500)), (2000, 1, (500, 1)), (300, 600, (250, 500))],
@@ -225,16 +238,70 @@ def test_shrinking_is_ffcvs(tree):
 
 def test_a_name_that_is_no_text_is_kept_as_one(tmp_path):
     class Odd(Pictures):
+        class_names = (os.fsdecode(b"class\xff"), "Käfer")
+
         def path(self, i):
             return os.fsdecode(b"bad\xff.png")
 
-    manifest = prepare(Odd(np.zeros((4, 4, 3), np.uint8)), tmp_path)
-    assert manifests.read(tmp_path, "train").paths[0] == "bad\\xff.png"
-    assert len(manifest) == 1
+    prepare(Odd(np.zeros((4, 4, 3), np.uint8)), tmp_path)
+    manifest = manifests.read(tmp_path, "train")
+    assert list(manifest.paths) == ["bad\\xff.png"]
+    assert manifest.class_names == ("class\\xff", "Käfer")
+
+
+@pytest.mark.parametrize("folder", ["data:v2", os.fsdecode(b"data\xff")])
+def test_a_folder_of_any_name(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    prepare(Pictures(np.zeros((4, 4, 3), np.uint8)), Path(folder))
+    assert len(manifests.read(folder, "train")) == 1
+
+
+def test_a_page_that_is_written_in_part_is_noticed(tmp_path):
+    class Filling(Pictures):
+        """A limit on the size of files stands in for a disk that is full for a while."""
+
+        def read(self, i):
+            if i in (0, 1000):  # before and after the first page
+                _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (hard if i else 12 << 20, hard))
+            return super().read(i)
+
+    pictures = [np.zeros((64, 64, 3), np.uint8)] * 1500
+    with pytest.raises(OSError, match=r"No space left on device: '.*/train.beton'"):
+        prepare(Filling(*pictures), tmp_path, workers=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", ["4k", "56k"])  # for less than the table, and for no more
+def test_shared_memory_without_room_is_named(tmp_path, size):
+    alone = ["unshare", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+    if subprocess.run([*alone, mount], capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a file system")
+    run = "from dps_dist.cli import main; main()"
+    words = [sys.executable, "-c", run, "prepare", "digits", tmp_path, "--split", "train"]
+    done = subprocess.run([*alone, f'{mount}; exec "$@"', "_", *words], capture_output=True)
+    assert done.returncode == 2
+    said = done.stderr.splitlines()[-1]  # joblib warns before
+    assert said.startswith(b"dps: /dev/shm has no room for what the writing processes share")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_the_table_is_written_is_not_lost(tmp_path, monkeypatch):
+    class Interrupting(list):
+        def __iter__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().__iter__()
+
+    run = beton._run
+    monkeypatch.setattr(beton, "_run", lambda *about: Interrupting(run(*about)))
+    with pytest.raises(KeyboardInterrupt):
+        prepare(Pictures(np.zeros((4, 4, 3), np.uint8)), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
 import numpy as np
 from pathlib import Path
 from dps_dist.data.write import ImageOptions, write_split
@@ -251,6 +318,9 @@ class Slow:  # so large that it would fill any pipe, and never done
             time.sleep(.01)
         return np.zeros((64, 64, 3), np.uint8)
 
+def interrupt(*_): raise KeyboardInterrupt  # as `dps` has it
+
+signal.signal(signal.SIGTERM, interrupt)
 try:
     write_split(Slow(), Path(sys.argv[1]), "train", {}, ImageOptions("raw"), workers=2)
 except InputError as error:
@@ -309,9 +379,10 @@ def test_a_killed_run_leaves_nothing_that_looks_finished(tmp_path):
     assert len(manifests.read(tmp_path, "train")) == 597
 
 
-def test_a_killed_writer_ends_the_run_with_a_sentence(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_writer_ends_the_run_with_a_sentence(tmp_path, number):
     process = start_slow(tmp_path)
-    os.kill(writers_of(process.pid)[0], signal.SIGKILL)
+    os.kill(writers_of(process.pid)[0], number)
     said, err = process.communicate(timeout=20)
     assert process.returncode == 2
     assert b"ended early (it was killed, likely for want of memory)" in said
@@ -319,11 +390,12 @@ def test_a_killed_writer_ends_the_run_with_a_sentence(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["reading"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("whom", ["the process", "its group"])
-def test_ctrl_c_ends_the_run_at_once(tmp_path, whom):
+def test_ctrl_c_ends_the_run_at_once(tmp_path, whom, number):
     process = start_slow(tmp_path)
     writers = writers_of(process.pid)
-    (os.kill if whom == "the process" else os.killpg)(process.pid, signal.SIGINT)
+    (os.kill if whom == "the process" else os.killpg)(process.pid, number)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130 and err == b""
     assert all(gone(pid) for pid in writers)

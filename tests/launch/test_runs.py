@@ -17,7 +17,7 @@ from dps_dist.cli import main
 from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch.display import Display
-from dps_dist.launch.runs import CONFIG, differences, open_run
+from dps_dist.launch.runs import CONFIG, NAME, default_name, differences, open_run
 
 VIT = ["--set", "model.name=vit_b_16", "--set", "data={resolution: 32, eval_resolution: 64}"]
 
@@ -129,6 +129,23 @@ def test_a_teacher_whose_address_holds_a_password_is_refused():
 def test_names_of_their_own_do_not_clash(tmp_path):
     run = open_run("digits", (), str(tmp_path), None, resume=False)
     assert run.storage.name.startswith("digits-dps-2")
+
+
+@pytest.mark.parametrize(
+    ("stem", "begins"),
+    [
+        ("my recipe", "my_recipe-dps-2"),
+        (".größe", "gr_e-dps-2"),
+        ("数字-dps", "dps-2"),
+        ("数字", "dps-2"),
+        ("x" * 200, "x" * 80 + "-2"),
+    ],
+)
+def test_a_recipe_of_any_name_gives_a_name(tmp_path, stem, begins):
+    (tmp_path / f"{stem}.yaml").write_text("extends: digits")
+    run = open_run(str(tmp_path / f"{stem}.yaml"), (), str(tmp_path / "runs"), None, resume=False)
+    assert run.storage.name.startswith(begins)
+    assert NAME.fullmatch(default_name("数字"))
 
 
 def test_resume_takes_the_stored_configuration(tmp_path):

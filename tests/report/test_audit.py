@@ -237,6 +237,17 @@ def test_a_corrected_manifest_can_be_trained_on(digits, tmp_path):
     assert pq.read_table(elsewhere)["label"].to_pylist() != own["label"].to_pylist()
 
 
+def test_a_data_folder_with_a_colon_is_corrected(digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copied(digits, "data:v2")
+    config = recipes.load("digits", ["data.path=data:v2"])
+    (tmp_path / "config.yaml").write_text(recipes.as_yaml(config))
+    columns = {"index": [3], "suggested": [7], "suggested_evidence": [0.9], "label_evidence": [0.1]}
+    fixed = audit.fix(tmp_path, pa.table(columns))
+    with fixed.open("rb") as file:
+        assert pq.read_table(file)["label"][3].as_py() == 7
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_labels_of_unknown_truth_are_corrected_as_clean_ones(digits, tmp_path, known):
     """Else the clean label would be the one that the audit rejects; where it is known it stays."""

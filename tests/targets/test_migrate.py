@@ -59,23 +59,27 @@ class Simulated:
 @st.composite
 def runs(draw):
     world_size, num_samples = draw(st.integers(1, 9)), draw(st.integers(1, 200))
-    batch_size = draw(st.integers(1, 12))
+    global_batch = draw(st.integers(world_size, 12 * world_size))
+    some = st.sets(st.integers(0, num_samples - 1), min_size=1)
+    only = draw(st.none() | some.map(lambda samples: np.array(sorted(samples), np.int32)))
+    visits = num_samples if only is None else len(only)
     orders = []
     for epoch in range(draw(st.integers(1, 4))):
         shuffle = draw(st.sampled_from(["global", "global", "global", "shard", "none"]))
-        position = draw(st.one_of(st.just(0), st.integers(0, num_samples)))
+        position = draw(st.one_of(st.just(0), st.integers(0, visits)))
         if shuffle == "shard":
             position -= position % world_size
         orders.append(
-            EpochOrder(
+            EpochOrder.of_batch(
                 num_samples,
-                batch_size,
+                global_batch,
                 world_size,
                 seed=draw(st.integers(0, 5)),
                 epoch=epoch,
                 shuffle=shuffle,
                 drop_last=draw(st.booleans()),
                 position=position,
+                only=only,
             )
         )
     return orders

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from dps_dist.data.hold_out import split
 from dps_dist.data.order import EpochOrder
 from dps_dist.targets import Dirichlet, LocalTargets, ShardedTargets
 from tests.spawn import RankError, Ranks
@@ -39,7 +40,7 @@ class Leg:
     """Part of a run: an epoch, or the rest of one, with a number of ranks; perhaps cut short."""
 
     world_size: int
-    batch_size: int
+    beyond: int  # samples of a step, beyond one a rank
     exchange: str
     chunk_rows: int
     drop_last: bool
@@ -52,6 +53,7 @@ class Leg:
 @dataclass(frozen=True)
 class Run:
     num_samples: int
+    held_out: float  # a share, never visited
     prior: Dirichlet
     seed: int
     legs: tuple[Leg, ...]
@@ -60,7 +62,7 @@ class Run:
 legs = st.builds(
     Leg,
     world_size=st.integers(1, MOST),
-    batch_size=st.integers(1, 6),
+    beyond=st.integers(0, 20),
     exchange=st.sampled_from(["bulk", "stream"]),
     chunk_rows=st.sampled_from([1, 3, 8, 4096]),
     drop_last=st.booleans(),
@@ -72,6 +74,7 @@ legs = st.builds(
 runs = st.builds(
     Run,
     num_samples=st.integers(1, 90),
+    held_out=st.sampled_from([0.0, 0.1, 0.5]),
     prior=st.builds(
         Dirichlet,
         num_classes=st.integers(2, 9),
@@ -87,19 +90,21 @@ runs = st.builds(
 def orders(run):
     """Each leg with its order: an interrupted epoch goes on, another number of ranks or not."""
     epoch, position = 0, 0
+    only = split(run.num_samples, int(run.held_out * run.num_samples), run.seed).trained
     for leg in run.legs:
         shuffle = leg.shuffle
         if shuffle == "shard" and position % leg.world_size:
             shuffle = "global"  # a shard epoch can only go on with as many ranks
-        order = EpochOrder(
+        order = EpochOrder.of_batch(
             run.num_samples,
-            leg.batch_size,
+            leg.world_size + leg.beyond,
             leg.world_size,
-            run.seed,
-            epoch,
-            shuffle,
-            leg.drop_last,
-            position,
+            seed=run.seed,
+            epoch=epoch,
+            shuffle=shuffle,
+            drop_last=leg.drop_last,
+            position=position,
+            only=only,
         )
         steps = min(order.steps, leg.most_steps)
         yield leg, order, steps

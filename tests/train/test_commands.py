@@ -133,3 +133,7 @@ def test_report_of_several_runs_is_beside_them(dps, noisy, teacher, tmp_path):
     assert code == 0, said.err
     with Image.open(tmp_path / "curves.png") as picture:
         assert picture.width > 500
+    for name in ("table.md", "curves.svg", "curves.PNG"):
+        code, said = dps("report", *sorted((tmp_path / "runs").iterdir()), "--out", f"runs/{name}")
+        assert code == 0, said.err
+    assert dps("report", *sorted((tmp_path / "runs").iterdir()))[0] == 0

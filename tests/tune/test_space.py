@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+import typer
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ray import tune
@@ -15,6 +16,7 @@ from ray.exceptions import RayError
 from ray.tune import TuneError
 
 from dps_dist import recipes
+from dps_dist.cli.sweeps import start
 from dps_dist.config import Launch
 from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_tune
@@ -235,6 +237,23 @@ def test_more_workers_than_a_trial_can_have_are_refused_by_the_options_name(digi
         with pytest.raises(InputError, match=f"^--workers-per-trial is {workers}: .*{sentence}"):
             ray_tune.sweep(folder, None, lambda folder: None)
         assert not (tmp_path / "one").exists()
+
+
+def test_a_stopped_sweep_says_how_it_goes_on(digits, tmp_path, monkeypatch, capsys):
+    def stopped(folder, *_):
+        create(folder)
+        (point,) = folder.sweep.points()
+        folder.note(spaces.name(point), Trial(point, "waiting"))
+
+    monkeypatch.setattr(ray_tune, "sweep", stopped)
+    (tmp_path / "my recipe.yaml").write_text("extends: digits")
+    recipe, settings = str(tmp_path / "my recipe.yaml"), (f"data.path={digits}",)
+    with pytest.raises(typer.Exit):
+        start(Sweep(recipe, {"method.c": [9]}, settings), str(tmp_path / "out"), None, False, None)
+    (folder,) = (tmp_path / "out").iterdir()
+    assert folder.name.startswith("my_recipe-2")
+    told = capsys.readouterr().err
+    assert f"the same command with --name {folder.name} --resume goes on" in told
 
 
 def test_what_finished_unnoticed_is_noted_though_nothing_is_left_to_run(digits, tmp_path):

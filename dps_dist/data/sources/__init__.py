@@ -27,6 +27,7 @@ __all__ = [
     "Source",
     "SourceSpec",
     "open_source",
+    "source_spec",
     "source_splits",
 ]
 
@@ -149,10 +150,14 @@ def source_splits(name: str, root: Path | str | None) -> tuple[str, ...]:
         return spec.opens.splits(folder)
 
 
-def _lookup(name: str, root: Path | str | None) -> tuple[SourceSpec, Path]:
+def source_spec(name: str) -> SourceSpec:
     if name not in SOURCES:
         raise InputError(f"source {name!r} is not known: choose one of {', '.join(SOURCES)}")
-    spec = SOURCES[name]
+    return SOURCES[name]
+
+
+def _lookup(name: str, root: Path | str | None) -> tuple[SourceSpec, Path]:
+    spec = source_spec(name)
     if root is None and not spec.embedded:
         raise InputError(
             f"source {name} needs the folder that holds it: give it with --from; it is had at "

@@ -20,12 +20,11 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 
 
 class BadImage(InputError):  # noqa: N818
-    """One image cannot be read; `path` is the file and `reason` says why."""
+    """One image cannot be read; `path` is the file."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path} cannot be read as an image: {reason}")
         self.path = path
-        self.reason = reason
 
 
 class ImageFiles:
