@@ -334,5 +334,5 @@ def sentence(error: Exception) -> str:
     where = f"{error.filename}: " if error.filename else ""
     return (
         f"{where}{error.strerror}; make room or choose another --out; "
-        "the last checkpoint is kept, and --resume continues from it"
+        "what was saved before is kept, and --resume continues from there"
     )
