@@ -92,8 +92,6 @@ def evaluate(
             device="cuda" if torch.cuda.is_available() else "cpu",
             progress=lambda done, of: status.update(f"evaluating, batch {done} of {of}"),
         )
-    for one in found:
-        one.write()
     together = evaluation.ensemble(found) if len(found) > 1 else None
     rows = {one.run.folder: one.report for one in found}
     spread = evaluation.over_seeds(found)
@@ -105,6 +103,8 @@ def evaluate(
         of_all = {"ensemble": together} if together else {}
         of_all |= spread._asdict() if spread else {}
         write_whole(out, as_json({"runs": rows, **of_all}))
+    for one in found:  # last, as another's run may not be ours to write to
+        one.write()
     written = [f"{folder}/{evaluation.JSON}" for folder in rows] + ([str(out)] if out else [])
     say(f"written to {', '.join(written)}")
 

@@ -61,7 +61,8 @@ def read(folder: Storage) -> Results:
 
 
 def _row(folder: Storage, name: str, trial: dict[str, Any]) -> Row:
-    measured = [row for row in read_metrics(folder / RUNS / name) if "accuracy" in row]
+    epochs = read_metrics(folder / RUNS / name)
+    measured = [row for row in epochs if "accuracy" in row]
     last = measured[-1] if measured else {}
     return {
         "trial": name,
@@ -70,7 +71,7 @@ def _row(folder: Storage, name: str, trial: dict[str, Any]) -> Row:
         "reason": trial["reason"] or None,
         "epoch": last.get("epoch"),
         **{key: last.get(key) for key in METRICS},
-        "seconds": sum(row["seconds"] for row in measured) if measured else None,
+        "seconds": sum(row["seconds"] for row in epochs) if epochs else None,
         "run": f"{RUNS}/{name}",
     }
 
