@@ -80,7 +80,14 @@ def load(
     model = models.build(
         own.name, state["data"]["classes"], stem=own.stem, image_size=config.data.resolution
     )
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError:
+        raise InputError(
+            f"{storage / CONFIG}: model.name is {own.name}, model.stem {own.stem} and "
+            f"data.resolution {config.data.resolution}: the weights are of another model; set "
+            "these as they were trained"
+        ) from None
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = model.to(device, memory_format=layout).eval()  # type: ignore[call-overload]
     model = model.requires_grad_(False)
