@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from dps_dist.config.sweep import BETTER, RUNS, SEED, SWEEP, TRIALS
 from dps_dist.train.state import read_metrics
 from dps_dist.train.storage import Storage
 
-SWEEP, TRIALS, RUNS, RESULTS = "sweep.yaml", "trials.json", "runs", "results.parquet"
-SEED = "train.seed"
-METRICS = ("accuracy", "ece", "nll")
+RESULTS = "results.parquet"
+METRICS = tuple(BETTER)
 
 TYPES = {  # also where no trial has one yet
     **dict.fromkeys(("reason", "status", "trial", "run"), pa.string()),
@@ -129,7 +129,7 @@ def _hashable(value: Any) -> Any:
 def best(found: Sequence[Cell], key: str) -> Cell | None:
     """The cell with the highest accuracy, or the lowest ECE or NLL."""
     measured = [cell for cell in found if math.isfinite(cell.mean[key])]
-    sign = -1 if key == "accuracy" else 1
+    sign = -1 if BETTER[key] == "max" else 1
     return min(measured, key=lambda cell: sign * cell.mean[key], default=None)
 
 
