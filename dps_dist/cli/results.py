@@ -1,5 +1,6 @@
 """What comes of a run: report, evaluate, audit, export."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,12 +36,24 @@ def report(
     # `dps report runs/*` names also the page and the figures that it wrote there before.
     others = (".html", ".figures")
     folders = [folder for folder in dict.fromkeys(runs) if folder.suffix not in others] or runs
-    found = [tables.read(folder) for folder in folders]
+    found = [tables.read(folder) for folder in _runs_among(folders)]
     out = out or html.default_out(found)
     kinds = {".png": plots.save, ".svg": plots.save, ".md": markdown.save}
     written = kinds.get(out.suffix.lower(), html.write)(found, out)
     console.print(tables.compare(found, console.width))
     say(f"written to {written}")
+
+
+def _runs_among(folders: list[Path]) -> list[Path]:
+    """`dps report runs/*` names also sweeps and folders of runs; all are left where none is one."""
+    if len(folders) == 1:
+        return folders
+    others = [one for one in folders if one.is_dir() and not (one / "config.yaml").is_file()]
+    if len(others) == len(folders):
+        return folders
+    for other in others:
+        say(f"note: {other} is no run, it has no config.yaml: left out", to=sys.stderr)
+    return [folder for folder in folders if folder not in others]
 
 
 @app.command(
