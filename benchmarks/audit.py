@@ -27,7 +27,7 @@ from dps_dist.data.loader import eval_loader, noisy_labels
 from dps_dist.data.manifest import read
 from dps_dist.data.sources import open_source
 from dps_dist.data.write import ImageOptions, write_split
-from dps_dist.report.audit import score
+from dps_dist.report.audit import ranking_quality, score
 from dps_dist.train.loop import epoch
 from dps_dist.train.measure import held_out_logits
 from dps_dist.train.setup import Training, build
@@ -105,8 +105,8 @@ def compare(
             recipes.load("digits", [*chosen, "method={name: baseline}"]), part, labels, scratch
         )
         folds = time.process_time() - start
-        auroc, precision = ranked(wrong, ours)
-        their_auroc, their_precision = ranked(wrong, theirs)
+        auroc, precision = ranking_quality(wrong, ours)
+        their_auroc, their_precision = ranking_quality(wrong, theirs)
         found(
             f"AUROC of `dps audit` after one run, {name}, {kind} noise ({wrong.mean():.0%} of "
             f"{len(part):,} labels are wrong), beside cleanlab's with {FOLDS} folds",
@@ -174,13 +174,6 @@ def trained(config: Config, part: NDArray[np.int32], scratch: Path) -> Training:
         epoch(training)
     training.writer.wait()
     return training
-
-
-def ranked(wrong: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[float, float]:
-    """AUROC and average precision."""
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    return roc_auc_score(wrong, score), average_precision_score(wrong, score)
 
 
 if __name__ == "__main__":

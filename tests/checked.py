@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from dps_dist import recipes
 from dps_dist.cli import app
 from tests.deploy import kustomize
-from tests.shown import ROOT, Command, script
+from tests.shown import A_NAME, ROOT, Command, script
 
 
 def parsed(command: Any, words: list[str], name: str) -> dict[str, Any]:
@@ -49,10 +49,10 @@ def resolve(options: dict[str, Any]) -> None:
 def dps(command: Command) -> None:
     words = list(command.words[1:])
     resolve(parsed(typer.main.get_command(app), words, "dps"))
-    readers_own = {"1", "my.yaml"} & set(words)  # "1" stands for a NAME, see shown.in_sentences
+    readers_own = {A_NAME, "my.yaml"} & set(words)
     if words[0] in ("sources", "recipes", "plan") and not readers_own:  # all they do is print
         done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.output
+        assert done.exit_code == 0, f"{done.output}{done.exception}"
 
 
 class ParsedError(Exception):
@@ -65,9 +65,7 @@ def python(command: Command) -> None:
         assert importlib.util.find_spec(options[0]), options[0]
         return
     file = command.file(name)
-    if file.is_dir():  # "python benchmarks/…"
-        return
-    module = script(file)
+    module = script(file / "__main__.py" if file.is_dir() else file)
     if file.parent.name == "tune":
         options_of = parsed(typer.main.get_command(module.app), options, name)
         resolve({key: value for key, value in options_of.items() if key != "workers"})

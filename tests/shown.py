@@ -23,6 +23,7 @@ PAGES = [
     *sorted((ROOT / "deploy").rglob("README.md")),
 ]
 SHELL = ("bash", "sh", "shell", "console")
+A_NAME = "01"  # what stands for a NAME: a number that nobody writes so
 BETWEEN, REDIRECTED = set("();|&\n"), set("<>")
 
 
@@ -96,7 +97,7 @@ def in_sentences(page: Path) -> Iterator[Command]:
     for span in re.findall(r"`([^`]+)`", text):
         begin = " ".join(span.split("…")[0].split()).removeprefix("taskset -c 1 ")
         if re.match(r"[a-z][\w./-]* ", begin):
-            named = re.sub(r"(?<= )[A-Z]+(?= |$)", "1", begin)
+            named = re.sub(r"(?<= )[A-Z]+(?= |$)", A_NAME, begin)
             if (ROOT / "benchmarks" / begin.split()[0]).exists():  # so a table calls them
                 named = f"python benchmarks/{named}"
             with suppress(ValueError):  # no closing quotation: no command

@@ -81,6 +81,7 @@ def test_no_command_stands_in_a_block_that_is_not_looked_at(page):
         ("x=$(dps trian digits)", "No such command"),
         ("call='dps train'\n$call --colour red", "No such option"),
         ("python tune/ablation.py digits --gama 1", "No such option"),
+        ("dps plan digits --nodes 1 --gpus-per-node 1000", "data.batch_size is only"),
         ("python benchmarks/nothing.py", "not in this repository"),
         ("ray job submit --address http://head:8265 -- dps trian", "No such command"),
         ("ray job submti -- dps train", "No such command"),
@@ -105,7 +106,15 @@ def test_commands_that_cannot_be_typed_are_seen(line, why):
             checked.check(command)
 
 
-@pytest.mark.parametrize("line", ["make nothing", "python benchmarks/loader.py --colour red"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "make nothing",
+        "python benchmarks --colour red",
+        "python benchmarks --only nothing",
+        "python benchmarks/loader.py --colour red",
+    ],
+)
 def test_programs_that_refuse_are_heard(line):
     (command,) = shown.of_shell(line, ROOT / "README.md")
     with pytest.raises((SystemExit, subprocess.CalledProcessError)):

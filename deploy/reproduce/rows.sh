@@ -116,7 +116,7 @@ for model in "${models[@]}"; do
         recipe=$dataset-$model-$row
         teaching=()
         if [ "$row" = kd ]; then
-            teachers=$(printf ",$runs/$dataset-$model-baseline-%s" "${seeds[@]}")
+            teachers=$(printf ',%s' "${seeds[@]/#/$runs/$dataset-$model-baseline-}")
             teaching=(--set "method.teachers=[${teachers#,}]")
         fi
         folders=()

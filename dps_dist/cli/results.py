@@ -1,5 +1,6 @@
 """What comes of a run: report, evaluate, audit, export."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,16 +33,23 @@ def report(
     """Compare runs: a table here, and a page with curves and what differs between them."""
     from dps_dist.report import html, markdown, plots, tables
 
-    # `dps report runs/*` names also what it wrote there before.
-    others = (".html", ".figures", ".png", ".svg", ".md")
-    given = dict.fromkeys(runs)
-    folders = [folder for folder in given if folder.suffix.lower() not in others] or runs
-    found = [tables.read(folder) for folder in folders]
+    found = [tables.read(folder) for folder in _runs_among(list(dict.fromkeys(runs)))]
     out = out or html.default_out(found)
     kinds = {".png": plots.save, ".svg": plots.save, ".md": markdown.save}
     written = kinds.get(out.suffix.lower(), html.write)(found, out)
     console.print(tables.compare(found, console.width))
     say(f"written to {written}")
+
+
+def _runs_among(given: list[Path]) -> list[Path]:
+    """`dps report runs/*` names also sweeps, folders of runs, and what it wrote there before."""
+    others = [one for one in given if one.exists() and not (one / "config.yaml").is_file()]
+    if len(others) == len(given):
+        return given  # to be refused
+    for other in others:
+        if other.is_dir() and other.suffix != ".figures":
+            say(f"note: {other} is no run, it has no config.yaml: left out", to=sys.stderr)
+    return [one for one in given if one not in others]
 
 
 @app.command(
@@ -93,8 +101,6 @@ def evaluate(
             device="cuda" if torch.cuda.is_available() else "cpu",
             progress=lambda done, of: status.update(f"evaluating, batch {done} of {of}"),
         )
-    for one in found:
-        one.write()
     together = evaluation.ensemble(found) if len(found) > 1 else None
     rows = {one.run.folder: one.report for one in found}
     spread = evaluation.over_seeds(found)
@@ -106,6 +112,8 @@ def evaluate(
         of_all = {"ensemble": together} if together else {}
         of_all |= spread._asdict() if spread else {}
         write_whole(out, as_json({"runs": rows, **of_all}))
+    for one in found:  # last, as another's run may not be ours to write to
+        one.write()
     written = [f"{folder}/{evaluation.JSON}" for folder in rows] + ([str(out)] if out else [])
     say(f"written to {', '.join(written)}")
 

@@ -46,7 +46,7 @@ def connect() -> bool:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(
             f"the Ray cluster at {at} refuses ({reason_of(error)}): see its logs, "
-            "or unset RAY_ADDRESS to train on this machine"
+            "or train on this machine with RAY_ADDRESS=local"
         ) from None
     return True
 
@@ -62,7 +62,7 @@ def _our_sigterm() -> Iterator[None]:
 
 def address() -> str | None:
     """Where the cluster is: of this job, or the one that `ray start` made on this machine."""
-    address = os.environ.get("RAY_ADDRESS", "auto")
+    address = os.environ.get("RAY_ADDRESS") or "auto"
     if address == "local":
         return None
     if address == "auto":
@@ -73,7 +73,7 @@ def address() -> str | None:
     if not _answers(address):
         raise InputError(
             f"RAY_ADDRESS is {address}: nothing answers there; start the cluster, "
-            "or unset it to train on this machine"
+            "or train on this machine with RAY_ADDRESS=local"
         )
     return address
 

@@ -260,7 +260,10 @@ def plan(config: Config, cluster: Cluster, data: DataSet) -> Plan:
         raise InputError(f"data.hold_out is {config.data.hold_out}: there are {data.samples}")
     steps = steps_per_epoch(config, data.samples)
     if steps < 1:
-        raise InputError(f"data.batch_size is {batch}: give at most the {data.samples} samples")
+        trained = data.samples - config.data.hold_out
+        raise InputError(
+            f"data.batch_size is {batch}: give at most the {trained} samples that are trained on"
+        )
     kept = methods.build(config.method).evidence
     row = 0 if kept is None else kept.classes or data.classes
     return Plan(cluster, data, config, row, weights(config, data.classes), steps)

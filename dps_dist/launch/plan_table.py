@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from rich.table import Table
+from rich.text import Text
 
 from dps_dist.launch.plan import Plan, capacity, exchange_room, store_bytes
 from dps_dist.targets import migrate
@@ -17,9 +18,9 @@ def table(plan: Plan) -> Table:
     shown.add_column("figure", justify="right", no_wrap=True)
     shown.add_column("of what", style="dim")
     for title, rows in sections(plan):
-        shown.add_row(f"[bold]{title}[/]")
+        shown.add_row(Text(title, "bold"))
         for row in rows:
-            shown.add_row("  " + row[0], *row[1:])
+            shown.add_row("  " + row[0], *map(Text, row[1:]))  # a path may look like markup
     return shown
 
 

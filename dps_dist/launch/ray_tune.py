@@ -25,6 +25,7 @@ from ray.util.queue import Queue
 
 from dps_dist import recipes
 from dps_dist.config import Launch
+from dps_dist.config.sweep import BETTER, RUNS
 from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch import space as spaces
@@ -40,7 +41,7 @@ from dps_dist.launch.cluster import (
 from dps_dist.launch.ray_train import for_workers
 from dps_dist.launch.runs import Run
 from dps_dist.launch.space import Point
-from dps_dist.launch.sweeps import BETTER, RUNS, Folder, Sweep, Trial, create
+from dps_dist.launch.sweeps import Folder, Sweep, Trial, create
 from dps_dist.launch.trial import NOTES
 from dps_dist.launch.trial import trial as train_trial
 from dps_dist.train.state import SUMMARY

@@ -32,6 +32,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # What may differ when a run is resumed: it changes how, not what, is computed.
 FREE = ("launch.", "train.checkpoint.", "data.threads", "data.path")
 
+NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # what such a disk answers
+
 
 @dataclass(frozen=True)
 class Run:
@@ -74,15 +76,21 @@ class Run:
 
 @contextmanager
 def locked(storage: Storage, file: str, done: str) -> Iterator[None]:
-    """Nobody else on this machine does it meanwhile; the lock goes with the process."""
+    """Nobody else on this machine does it meanwhile; the lock goes with the process.
+
+    A disk that knows no locks goes without, as an object store does.
+    """
     if storage.local is None:
         yield
         return
-    with (storage.local / file).open("rb") as held:
+    with (storage.local / file).open("r+b") as held:  # NFS locks only what may be written to
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"{storage} is being {done} by another process") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
         yield
 
 

@@ -18,6 +18,7 @@ import yaml
 
 from dps_dist import recipes
 from dps_dist.config import Config
+from dps_dist.config.sweep import BETTER, RUNS, SEED, SWEEP, TRIALS
 from dps_dist.data import manifest as manifests
 from dps_dist.data.hold_out import HOLD_OUT
 from dps_dist.errors import InputError
@@ -25,10 +26,6 @@ from dps_dist.launch import runs
 from dps_dist.launch import space as spaces
 from dps_dist.launch.space import Point, Space
 from dps_dist.train.storage import Storage
-
-SWEEP, TRIALS, RUNS = "sweep.yaml", "trials.json", "runs"
-SEED = "train.seed"
-BETTER = {"accuracy": "max", "ece": "min", "nll": "min"}
 
 Status = Literal["waiting", "running", "finished", "stopped", "failed"]
 
@@ -81,23 +78,35 @@ def checked(sweep: Sweep) -> Sweep:
         raise InputError(f"--metric is {sweep.metric}: give one of {', '.join(BETTER)}")
     if sweep.search != "grid" and sweep.trials < 1:
         raise InputError(f"--trials is {sweep.trials}: --search {sweep.search} needs at least 1")
-    if sweep.search != "grid":
-        spaces.draw(sweep.space, sweep.trials)  # there must be so many
     if sweep.seeds < 1:
         raise InputError(f"--seeds is {sweep.seeds}: give at least 1")
     if SEED in sweep.space and sweep.seeds > 1:
         raise InputError(f"--seeds is {sweep.seeds} and {SEED} is in the space: give one of them")
     if sweep.search == "optuna" and sweep.seeds > 1:
         raise InputError(f"--seeds is {sweep.seeds}: --search optuna tries each point once")
+    tried = spaces.grid(sweep.space) if sweep.search == "grid" else _drawn(sweep)
     first = replace(sweep, hold_out=1).config(spaces.ends(sweep.space)[0])
     hold_out = sweep.hold_out or recipes.load(sweep.recipe, sweep.settings).data.hold_out
     if not hold_out:
         hold_out = len(manifests.read(first.data.path, "train")) // 10
     settled = replace(sweep, hold_out=hold_out)
-    points = spaces.grid(sweep.space) if sweep.search == "grid" else spaces.ends(sweep.space)
-    for point in points:
-        settled.config(point)
+    fields = recipes.fields_of(sweep.recipe)
+    for point in tried:
+        settled.config(point, fields)
     return settled
+
+
+def _drawn(sweep: Sweep) -> list[Point]:
+    """Both ends of every range and what a random search draws, as far as anybody can look ahead;
+    there must be so many."""
+    known = dict(runs.flat(recipes.load(sweep.recipe, sweep.settings)))
+    for name, values in sweep.space.items():
+        if isinstance(values, dict) and type(known.get(name)) is int and "randint" not in values:
+            raise InputError(
+                f"the space: {name} is {values}: it is a whole number; give a list of them, or "
+                f"{{randint: {next(iter(values.values()))}}}"
+            )
+    return [*spaces.ends(sweep.space), *spaces.draw(sweep.space, sweep.trials)]
 
 
 @dataclass
@@ -158,7 +167,11 @@ def open_folder(sweep: Sweep, out: str, name: str, resume: bool) -> Folder:
             f"{storage} is another sweep ({'; '.join(differ)}): repeat the command that began it "
             "with --resume, or choose another --name"
         )
-    return Folder(sweep, storage, {name: Trial(**trial) for name, trial in kept.items()})
+    try:
+        trials = {name: Trial(**trial) for name, trial in kept.items()}
+    except TypeError:
+        raise _damaged(storage, TRIALS) from None
+    return Folder(sweep, storage, trials)
 
 
 def _held(storage: Storage, file: str, parse: Callable[[bytes], Any]) -> dict[str, Any]:
@@ -168,10 +181,14 @@ def _held(storage: Storage, file: str, parse: Callable[[bytes], Any]) -> dict[st
     except (yaml.YAMLError, ValueError):
         content = None
     if not isinstance(content, dict):
-        raise InputError(
-            f"{storage / file} is damaged: restore it, or begin the sweep with another --name"
-        )
+        raise _damaged(storage, file)
     return content
+
+
+def _damaged(storage: Storage, file: str) -> InputError:
+    return InputError(
+        f"{storage / file} is damaged: restore it, or begin the sweep with another --name"
+    )
 
 
 def create(folder: Folder) -> None:

@@ -22,7 +22,10 @@ def find(file: Path | None = None) -> str | None:
         option = "--token-file" if file else "RAY_AUTH_TOKEN_PATH"
         raise InputError(f"{option} is {named}: there is no such file")
     held = Path(named) if named else Path.home() / ".ray" / "auth_token"
-    return held.read_text().strip() if held.is_file() else None
+    try:
+        return held.read_text(encoding="utf-8").strip() if held.is_file() else None
+    except UnicodeDecodeError:
+        raise InputError(f"{held} holds no token, it is no text: {REMEDY}") from None
 
 
 def check(address: str) -> None:
@@ -35,7 +38,10 @@ def check(address: str) -> None:
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 why = "the token is wrong" if token else "it wants a token"
-                raise InputError(f"the Ray cluster at {address} refuses, {why}: {REMEDY}") from None
+                raise InputError(
+                    f"the Ray cluster at {address} refuses, {why}: {REMEDY}, or train on this "
+                    "machine with RAY_ADDRESS=local"
+                ) from None
 
 
 def _channel(address: str) -> grpc.Channel:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ray import tune
 from ray.util.queue import Queue
 
+from dps_dist.config.sweep import BETTER
 from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch.loggers import Loggers
@@ -27,7 +28,6 @@ from dps_dist.train.loop import run as run_loop
 from dps_dist.train.state import SUMMARY, read_metrics
 from dps_dist.train.trained import CONFIG
 
-FIGURES = ("accuracy", "ece", "nll")  # that Tune is told of an epoch
 NOTES = "notes.log"
 LOCK_S = 60.0  # for a process that is killed to let go of its trial
 
@@ -55,7 +55,7 @@ def trial(run: Run, stopped: set[str], placed: Queue | None, every_s: float) -> 
         ray_train.train(replace(run, is_new=False), _Teller(run, told, placed))
     except Exception as error:
         if is_hopeless(error):
-            tune.report({"refused": sentence(error), **dict.fromkeys(FIGURES, math.nan)})
+            tune.report({"refused": sentence(error), **dict.fromkeys(BETTER, math.nan)})
             return
         if run.storage.exists(CONFIG):
             run.storage.write(ERRORS, traceback.format_exc().encode())
@@ -73,7 +73,7 @@ class _Told:
         trial that has but to write its summary."""
         if event["kind"] != "epoch" or "accuracy" not in event:
             return
-        figures = {key: _number(event[key]) for key in FIGURES}
+        figures = {key: _number(event[key]) for key in BETTER}
         if event["epoch"] >= self._epochs:
             tune.report(figures)
         elif time.monotonic() >= self._at + self._every_s:

@@ -45,10 +45,15 @@ class Row:
     """The stems it can have; the first is its own."""
     published: Any = None
     """torchvision's enum of weights."""
+    torchvision: str = ""
+    """How torchvision makes it, of {classes} and {side}, where not by its name and {classes}."""
+    stem_layers: tuple[str, str] = ("conv1", "maxpool")
+    """What torchvision calls the convolution and the pool that a 3x3 stem replaces."""
 
 
 EITHER: tuple[Stem, ...] = ("7x7", "3x3")
 SMALL: tuple[Stem, ...] = ("3x3",)
+OF_DENSENET = ("features.conv0", "features.pool0")
 
 MODELS: dict[str, Row] = {
     "small_cnn": Row(lambda o: SmallCNN(o.num_classes), SMALL),
@@ -76,21 +81,31 @@ MODELS: dict[str, Row] = {
         lambda o: DenseNet((6, 12, 24, 16), o.num_classes, o.stem, o.image_size),
         EITHER,
         tv.DenseNet121_Weights,
+        stem_layers=OF_DENSENET,
     ),
     "densenet169": Row(
         lambda o: DenseNet((6, 12, 32, 32), o.num_classes, o.stem, o.image_size),
         EITHER,
         tv.DenseNet169_Weights,
+        stem_layers=OF_DENSENET,
     ),
     "densenet201": Row(
         lambda o: DenseNet((6, 12, 48, 32), o.num_classes, o.stem, o.image_size),
         EITHER,
         tv.DenseNet201_Weights,
+        stem_layers=OF_DENSENET,
     ),
     "densenet264": Row(
-        lambda o: DenseNet((6, 12, 64, 48), o.num_classes, o.stem, o.image_size), EITHER
+        lambda o: DenseNet((6, 12, 64, 48), o.num_classes, o.stem, o.image_size),
+        EITHER,
+        torchvision="DenseNet(32, (6, 12, 64, 48), 64, num_classes={classes})",
+        stem_layers=OF_DENSENET,
     ),
-    "vit_b_16": Row(lambda o: ViTB16(o.num_classes, o.image_size), published=tv.ViT_B_16_Weights),
+    "vit_b_16": Row(
+        lambda o: ViTB16(o.num_classes, o.image_size),
+        published=tv.ViT_B_16_Weights,
+        torchvision="vit_b_16(num_classes={classes}, image_size={side})",
+    ),
     "preact_resnet18": Row(
         lambda o: PreActResNet((2, 2, 2, 2), (64, 128, 256, 512), o.num_classes, stem_width=64),
         SMALL,

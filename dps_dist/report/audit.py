@@ -96,11 +96,6 @@ def _scored(
     }
 
 
-def audit(run: str | Path, out: str | Path | None = None) -> Path:
-    """Write the ranking as Parquet, by default to RUN/audit.parquet."""
-    return write(rank(run), beside(run) if out is None else Path(out))
-
-
 def beside(run: str | Path) -> Path:
     """Where the ranking goes if nobody says."""
     folder = Storage(run).local
@@ -140,8 +135,6 @@ def quality(table: pa.Table, true_labels: NDArray[np.integer[Any]]) -> dict[str,
     auroc, average_precision: of the score. precision, recall: of the suggestions. righted: the
     share of the wrong labels for which the true class is suggested.
     """
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
     true = np.asarray(true_labels)[table["index"].to_numpy()]
     given, suggested = table["label"].to_numpy(), table["suggested"].to_numpy()
     wrong, scores = given != true, table["score"].to_numpy()
@@ -151,14 +144,24 @@ def quality(table: pa.Table, true_labels: NDArray[np.integer[Any]]) -> dict[str,
             "right ones, such as digits-sym40"
         )
     found, right = suggested != given, (suggested == true) & wrong
+    auroc, average_precision = ranking_quality(wrong, scores)
     return {
         "wrong": int(wrong.sum()),
-        "auroc": float(roc_auc_score(wrong, scores)),
-        "average_precision": float(average_precision_score(wrong, scores)),
+        "auroc": auroc,
+        "average_precision": average_precision,
         "precision": float((found & wrong).sum() / max(1, found.sum())),
         "recall": float((found & wrong).sum() / wrong.sum()),
         "righted": float(right.sum() / wrong.sum()),
     }
+
+
+def ranking_quality(
+    wrong: NDArray[np.bool_], scores: NDArray[np.floating[Any]]
+) -> tuple[float, float]:
+    """AUROC and average precision of scores [n] that are to find the wrong labels [n]."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    return float(roc_auc_score(wrong, scores)), float(average_precision_score(wrong, scores))
 
 
 def corrected(run: str | Path) -> Path:

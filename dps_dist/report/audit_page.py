@@ -3,8 +3,6 @@
 It has the look of the report, `html.py`.
 """
 
-from base64 import b64encode
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from dps_dist.data.pictures import LEAST_SIDE, pictures
 from dps_dist.errors import InputError
 from dps_dist.report import write_whole
 from dps_dist.report.audit import THRESHOLD, agreement, suggestions
-from dps_dist.report.markup import document, paragraph, section, tiles
+from dps_dist.report.markup import document, paragraph, sample, section, soft, tiles
 from dps_dist.report.values import Cell, percent
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import read_config
@@ -91,17 +89,10 @@ def _counts(table: pa.Table) -> str:
 
 
 def _card(row: dict[str, Any], image: bytes, pixels: bool) -> str:
-    given, suggested = escape(row["label_name"]), escape(row["suggested_name"])
-    look = 'class="pixels" ' if pixels else ""
-    return (
-        f'<li><img {look}loading="lazy" '
-        f'alt="sample {row["index"]}, labelled {given}" '
-        f'src="data:image/png;base64,{b64encode(image).decode()}">\n'
-        f"<b>{given} → {suggested}</b>\n"
-        f"{_bar('given', row['label_evidence'])}{_bar('suggested', row['suggested_evidence'])}"
-        f'<span class="soft">score {row["score"]:.3f}, {row["visits"]} visits</span>\n'
-        f'<span class="soft">{row["index"]}: {escape(row["path"])}</span></li>\n'
-    )
+    bars = _bar("given", row["label_evidence"]) + _bar("suggested", row["suggested_evidence"])
+    score = soft(f"score {row['score']:.3f}, {row['visits']} visits")
+    which = soft(f"{row['index']}: {row['path']}")
+    return sample(row, image, bars + score + which, look="pixels" if pixels else "")
 
 
 def _bar(kind: str, share: float) -> str:

@@ -177,7 +177,6 @@ def _runs(runs: Sequence[Run]) -> str:
     parts = []
     for run, label in zip(runs, labels(runs), strict=True):
         command = run.field("run.command")
-        command = shlex.join(map(str, command)) if isinstance(command, list) else command
         versions = [
             f"{key} {run.field(f'run.{key}')}" for key in VERSIONS if run.field(f"run.{key}")
         ]

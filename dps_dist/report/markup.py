@@ -1,8 +1,10 @@
 """The page's parts: sections, tables, tiles, legends. All text is escaped here."""
 
 import re
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from dps_dist.report.css import css
 from dps_dist.report.drawing import colour, dash
@@ -55,6 +57,21 @@ def paragraph(text: str) -> str:
     """Soft; what stands between ` is code."""
     shown = re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
     return f'<p class="soft">{shown}</p>\n'
+
+
+def sample(row: Mapping[str, Any], image: bytes, below: str, look: str = "") -> str:
+    """Of a list of class `samples`: a row of an audit with its PNG. look: a class of the image."""
+    given, suggested = escape(str(row["label_name"])), escape(str(row["suggested_name"]))
+    own = f'class="{look}" ' if look else ""
+    return (
+        f'<li><img {own}loading="lazy" alt="sample {int(row["index"])}, labelled {given}" '
+        f'src="data:image/png;base64,{b64encode(image).decode()}">\n'
+        f"<b>{given} → {suggested}</b>\n{below}</li>\n"
+    )
+
+
+def soft(text: str) -> str:
+    return f'<span class="soft">{escape(text)}</span>\n'
 
 
 def details(summary: str, inner: str) -> str:

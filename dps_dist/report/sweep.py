@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from dps_dist.config.sweep import BETTER, RUNS, SEED, SWEEP, TRIALS
 from dps_dist.train.state import read_metrics
 from dps_dist.train.storage import Storage
 
-SWEEP, TRIALS, RUNS, RESULTS = "sweep.yaml", "trials.json", "runs", "results.parquet"
-SEED = "train.seed"
-METRICS = ("accuracy", "ece", "nll")
+RESULTS = "results.parquet"
+METRICS = tuple(BETTER)
 
 TYPES = {  # also where no trial has one yet
     **dict.fromkeys(("reason", "status", "trial", "run"), pa.string()),
@@ -61,7 +61,8 @@ def read(folder: Storage) -> Results:
 
 
 def _row(folder: Storage, name: str, trial: dict[str, Any]) -> Row:
-    measured = [row for row in read_metrics(folder / RUNS / name) if "accuracy" in row]
+    epochs = read_metrics(folder / RUNS / name)
+    measured = [row for row in epochs if "accuracy" in row]
     last = measured[-1] if measured else {}
     return {
         "trial": name,
@@ -70,7 +71,7 @@ def _row(folder: Storage, name: str, trial: dict[str, Any]) -> Row:
         "reason": trial["reason"] or None,
         "epoch": last.get("epoch"),
         **{key: last.get(key) for key in METRICS},
-        "seconds": sum(row["seconds"] for row in measured) if measured else None,
+        "seconds": sum(row["seconds"] for row in epochs) if epochs else None,
         "run": f"{RUNS}/{name}",
     }
 
@@ -128,7 +129,7 @@ def _hashable(value: Any) -> Any:
 def best(found: Sequence[Cell], key: str) -> Cell | None:
     """The cell with the highest accuracy, or the lowest ECE or NLL."""
     measured = [cell for cell in found if math.isfinite(cell.mean[key])]
-    sign = -1 if key == "accuracy" else 1
+    sign = -1 if BETTER[key] == "max" else 1
     return min(measured, key=lambda cell: sign * cell.mean[key], default=None)
 
 

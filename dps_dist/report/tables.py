@@ -88,7 +88,7 @@ def read(folder: Path) -> Run:
     summary = _read_summary(folder / "summary.json")
     run = config.get("run")
     name = run.get("name") if isinstance(run, dict) else None
-    name = str(name or folder.absolute().name)
+    name = str(name or _shown(folder.absolute().name))
     return Run(folder, name, config, epochs, summary, evaluation.read(folder))
 
 
@@ -129,7 +129,14 @@ def _data(run: Run) -> str:
 def labels(runs: Sequence[Run]) -> list[str]:
     """The runs' names, with their folders where names are alike."""
     times = Counter(run.name for run in runs)
-    return [run.name if times[run.name] == 1 else f"{run.name} ({run.folder})" for run in runs]
+    return [
+        run.name if times[run.name] == 1 else f"{run.name} ({_shown(run.folder)})" for run in runs
+    ]
+
+
+def _shown(path: Path | str) -> str:
+    """A file's name need not be UTF-8; then its bytes are shown."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def progress(run: Run) -> str | None:
@@ -187,7 +194,7 @@ def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
     names = [name_of([runs[member] for member in group]) for group in groups]
     for k, group in enumerate(groups):
         alike = names.count(names[k]) > 1
-        name = f"{names[k]} ({runs[group[0]].folder.parent})" if alike else names[k]
+        name = f"{names[k]} ({_shown(runs[group[0]].folder.parent)})" if alike else names[k]
         rows.append([Cell(name), _method(runs[group[0]]), *(means[title][k] for title in shown)])
     return ["run", "method", *shown], rows
 

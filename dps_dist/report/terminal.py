@@ -8,23 +8,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from dps_dist.evaluate.seeds import Spread
-from dps_dist.report.values import ABSENT
+from dps_dist.report.values import ABSENT, MEASURES, percent, plain
 
 Report = Mapping[str, Any]
 
-PERCENT = {
-    "accuracy": "accuracy %",
-    "top5": "top-5 %",
-    "ece": "ECE %",
-    "ece_10": "ECE, 10 bins %",
-    "sce": "SCE %",
-    "ace": "ACE %",
-    "ece_ts": "ECE after TS %",
-}
-PLAIN = {"nll": "NLL", "brier": "Brier", "nll_ts": "NLL after TS"}
+PERCENT = {one.key: f"{one.title} %" for one in MEASURES if one.text is percent}
+PERCENT["ece_ts"] = "ECE after TS %"
+PLAIN = {one.key: one.title for one in MEASURES if one.text is plain}
+PLAIN["nll_ts"] = "NLL after TS"
 NAME_WIDTH = 16  # at which the name of a run is broken
 OF_OTHER_DATA = {"accuracy": "accuracy", "mfp": "mFP", "auroc": "AUROC"}  # all in percent
-ORDER = ("accuracy", "top5", "nll", "brier", "ece", "ece_10", "sce", "ace", "nll_ts", "ece_ts")
+ORDER = (*(one.key for one in MEASURES), "nll_ts", "ece_ts")
 
 
 def tables(
@@ -93,7 +87,10 @@ def _said(found: Mapping[str, Any]) -> str:
     if found["kind"] == "ood":
         return f"AUROC {_number('auroc', found['auroc'])}% against {found['samples']:,} images"
     figures = found["figures"]
-    shown = (f"{PERCENT.get(key) or PLAIN[key]} {_number(key, figures[key])}" for key in ORDER[:8])
+    shown = (
+        f"{PERCENT.get(key) or PLAIN[key]} {_number(key, figures[key])}"
+        for key in ORDER[: len(MEASURES)]
+    )
     return ", ".join(shown)
 
 

@@ -27,6 +27,27 @@ def plain(value: float) -> str:
     return f"{value:.3f}"
 
 
+class Measure(NamedTuple):
+    """A figure of an evaluation, as tables show it."""
+
+    key: str
+    title: str
+    text: Callable[[float], str]
+    better: Callable[[Iterable[float]], float]
+
+
+MEASURES = (
+    Measure("accuracy", "accuracy", percent, max),
+    Measure("top5", "top-5 accuracy", percent, max),
+    Measure("nll", "NLL", plain, min),
+    Measure("brier", "Brier score", plain, min),
+    Measure("ece", "ECE", percent, min),
+    Measure("ece_10", "ECE, 10 bins", percent, min),
+    Measure("sce", "SCE", percent, min),
+    Measure("ace", "ACE", percent, min),
+)
+
+
 def number(row: dict[str, Any], key: str) -> float | None:
     value = row.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -74,19 +74,14 @@ def loading(config: Config, classes: int, file: str = "model.safetensors") -> st
     """
     name, data = config.model.name, config.data
     row, side = models.MODELS[name], data.eval_resolution or data.resolution
-    own = "torchvision"
-    if name == "densenet264":
-        made = f"torchvision.models.DenseNet(32, (6, 12, 64, 48), 64, num_classes={classes})"
-    elif name == "vit_b_16":
-        made = f"torchvision.models.{name}(num_classes={classes}, image_size={data.resolution})"
-    elif row.published is not None:
-        made = f"torchvision.models.{name}(num_classes={classes})"
-    else:
-        own, made = "dps_dist.models", f'dps_dist.models.build("{name}", {classes})'
+    own, made = "dps_dist.models", f'dps_dist.models.build("{name}", {classes})'
+    if row.torchvision or row.published is not None:
+        call = row.torchvision or f"{name}(num_classes={{classes}})"
+        call = call.format(classes=classes, side=data.resolution)
+        own, made = "torchvision", f"torchvision.models.{call}"
     stem = []
     if own == "torchvision" and config.model.stem == "3x3":
-        dense = name.startswith("densenet")
-        first, pool = ("features.conv0", "features.pool0") if dense else ("conv1", "maxpool")
+        first, pool = row.stem_layers
         stem = [
             f"model.{first} = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False)",
             f"model.{pool} = torch.nn.Identity()",

@@ -100,19 +100,25 @@ def over_seeds(evaluations: Sequence[Evaluation]) -> seeds.Spread | None:
 
 def every_figure(report: Mapping[str, Any]) -> Figures:
     """The figures of a report, and those on further data, such as `auroc on svhn`."""
-    found = numbers(report["figures"]) | numbers({"temperature": report.get("temperature")})
-    for name, held in report.get("on", {}).items():
-        further = numbers({**held, **held.get("figures", {}), "samples": None})
+    found = numbers(report.get("figures")) | numbers({"temperature": report.get("temperature")})
+    for name, held in _mapping(report.get("on")).items():
+        own = _mapping(held)
+        further = numbers({**own, **_mapping(own.get("figures")), "samples": None})
         found |= {f"{key} on {name}": value for key, value in further.items()}
     return found
 
 
-def numbers(content: Mapping[str, Any]) -> Figures:
+def numbers(content: Any) -> Figures:
     return {
         key: value
-        for key, value in content.items()
+        for key, value in _mapping(content).items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def _mapping(content: Any) -> Mapping[str, Any]:
+    """{} of what else a file that was edited may hold."""
+    return content if isinstance(content, Mapping) else {}
 
 
 def _of_run(

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +89,15 @@ class Storage:
         make_folder(path.parent)
         unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
         try:
-            with naming(path):
+            with naming(path, made_as=unfinished):
                 with unfinished.open("wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 unfinished.replace(path)
         finally:
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):  # of a read-only disk: the first error is the one to tell
+                unfinished.unlink(missing_ok=True)
         sync(path.parent)
 
     def read(self, name: str) -> bytes:

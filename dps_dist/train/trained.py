@@ -81,7 +81,14 @@ def load(
     model = models.build(
         own.name, state["data"]["classes"], stem=own.stem, image_size=config.data.resolution
     )
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError:
+        raise InputError(
+            f"{storage / CONFIG}: model.name is {own.name}, model.stem {own.stem} and "
+            f"data.resolution {config.data.resolution}: the weights are of another model; set "
+            "these as they were trained"
+        ) from None
     model = placed(model, config, device).eval().requires_grad_(False)
     shown = str(folder if storage.local else storage)
     return Trained(storage, shown, config, model, state["data"], opened.moment)

@@ -98,6 +98,16 @@ def test_on_a_cluster_it_submits_jobs():
     assert evaluate["runs"] == [f"{train['out']}/{train['name']}"]
 
 
+@pytest.mark.parametrize("folder", ["100%d", "a%sb", "a b"])
+def test_teachers_are_in_any_folder(tmp_path, folder):
+    runs = tmp_path / folder
+    options = ("--runs", str(runs), "--models", "resnet152", "--rows", "kd", "--seeds", "0 1")
+    trained = [words for words in planned(*options) if words[:2] == ["dps", "train"]]
+    teachers = ",".join(f"{runs}/imagenet-resnet152-baseline-{seed}" for seed in (0, 1))
+    assert len(trained) == 2
+    assert all(f"method.teachers=[{teachers}]" in words for words in trained)
+
+
 @both
 def test_help_names_every_option_and_default(script):
     done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)

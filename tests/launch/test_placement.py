@@ -1,10 +1,13 @@
 """How many workers the nodes can hold, decided without a cluster."""
 
+import socket
+
 import pytest
 
 from dps_dist import recipes
 from dps_dist.config import Launch
 from dps_dist.errors import InputError
+from dps_dist.launch import cluster, tokens
 from dps_dist.launch.cluster import placement
 from dps_dist.launch.ray_train import check, for_workers
 
@@ -48,6 +51,47 @@ def test_a_gpu_each_where_there_are_any():
 def test_more_than_fit_are_refused_at_once(launch, nodes, room):
     with pytest.raises(InputError, match=f"--workers is {launch.workers}: .* can place {room} "):
         placement(launch, nodes)
+
+
+@pytest.mark.parametrize("given", [None, "", "auto"])
+def test_the_cluster_of_this_machine_is_found(tmp_path, monkeypatch, given):
+    """Its own address may be stale, and RAY_ADDRESS= is as good as none."""
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("RAY_ADDRESS", given)
+    assert cluster.address() is None
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray/ray_current_cluster").write_text(here)
+        assert cluster.address() == here
+    assert cluster.address() is None
+
+
+def test_who_cannot_join_learns_how_to_do_without(monkeypatch):
+    def refuse(**_):
+        raise ConnectionError("of another version")
+
+    local = r"or train on this machine with RAY_ADDRESS=local$"
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(InputError, match=f"RAY_ADDRESS is 127.0.0.1:1: nothing .* {local}"):
+        cluster.connect()
+    monkeypatch.setattr(cluster, "address", lambda: "127.0.0.1:1")
+    monkeypatch.setattr(cluster.tokens, "check", lambda at: None)
+    monkeypatch.setattr(cluster.ray, "init", refuse)
+    with pytest.raises(InputError, match=rf"refuses \(of another version\).* {local}"):
+        cluster.connect()
+
+
+@pytest.mark.parametrize("given", ["option", "RAY_AUTH_TOKEN_PATH"])
+def test_a_token_that_is_no_text_is_refused(tmp_path, monkeypatch, given):
+    file = tmp_path / "token"
+    file.write_bytes(b"\xff\xfe")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(file))
+    with pytest.raises(InputError, match=f"{file} holds no token, it is no text: give"):
+        tokens.find(file if given == "option" else None)
 
 
 def test_workers_are_given_absolute_paths(tmp_path, monkeypatch):

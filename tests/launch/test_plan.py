@@ -1,10 +1,12 @@
 """`dps plan` against what real stores hold, send and save, and what a real run leaves."""
 
 import inspect
+import io
 
 import numpy as np
 import pytest
 import torch.distributed as dist
+from rich.console import Console
 
 from dps_dist import recipes
 from dps_dist.data.loader import Loader
@@ -13,7 +15,7 @@ from dps_dist.errors import InputError
 from dps_dist.launch import plan as plans
 from dps_dist.launch.plan import Cluster
 from dps_dist.launch.plan_data import KNOWN, data_set
-from dps_dist.launch.plan_table import notes, sections
+from dps_dist.launch.plan_table import notes, sections, table
 from dps_dist.targets import Dirichlet, ShardedTargets, migrate
 from dps_dist.train.loop import run as run_loop
 from dps_dist.train.manifest import FOLDER, STATE
@@ -175,3 +177,19 @@ def test_the_size_is_prepared_known_or_given(digits):
         data_set(other)
     with pytest.raises(InputError, match="--samples is 0"):
         data_set(other, 0, 500)
+
+
+def test_a_path_is_no_markup(digits, tmp_path):
+    (tmp_path / "x[").mkdir()
+    path = tmp_path / "x[" / "b]"
+    path.symlink_to(digits)
+    config = recipes.load("digits", [f"data.path={path}"])
+    shown = Console(width=400, file=io.StringIO())
+    shown.print(table(plans.plan(config, Cluster(1, 1), data_set(config))))
+    assert f"prepared in {path}" in shown.file.getvalue()
+
+
+def test_what_is_held_out_is_no_batch(digits):
+    config = recipes.load("digits", [f"data.path={digits}", "data.hold_out=1190"])
+    with pytest.raises(InputError, match=r"data\.batch_size is \d+: give at most the 10 samples"):
+        plans.plan(config, Cluster(1, 1), data_set(config))

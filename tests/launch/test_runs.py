@@ -1,7 +1,10 @@
 """Which run the command line asks for: new names, --resume, what may change. No Ray is started."""
 
+import errno
+import fcntl
 import io
 import json
+import os
 import re
 import sys
 from contextlib import suppress
@@ -15,7 +18,7 @@ from rich.console import Console
 from dps_dist import recipes
 from dps_dist.cli import main
 from dps_dist.errors import FailedError, InputError
-from dps_dist.launch import ray_train
+from dps_dist.launch import ray_train, runs
 from dps_dist.launch.display import Display
 from dps_dist.launch.runs import CONFIG, NAME, default_name, differences, open_run
 
@@ -210,6 +213,38 @@ def test_two_processes_do_not_train_one_run(tmp_path):
     with run.locked(), refused, other.locked():
         pass
     with run.locked():
+        pass
+
+
+def test_the_lock_is_one_that_nfs_gives(tmp_path, monkeypatch):
+    def nfs(held, how):
+        if not held.writable():
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", nfs)
+    monkeypatch.setattr(runs, "NO_LOCKS", ())
+    with created(tmp_path).locked():
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_disk_without_locks_is_trained_on(tmp_path, monkeypatch, number):
+    def refuse(held, how):
+        raise OSError(number, os.strerror(number))
+
+    run = created(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with run.locked():
+        pass
+
+
+def test_a_lock_that_fails_otherwise_is_told(tmp_path, monkeypatch):
+    def refuse(held, how):
+        raise OSError(errno.EIO, "Input/output error")
+
+    run = created(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="Input/output error"), run.locked():
         pass
 
 

@@ -156,15 +156,16 @@ def test_equal_scores_are_in_order_of_samples(made):
 
 def test_writes_parquet(made, table, tmp_path):
     made.finish()
-    written = audit.audit(made.folder)
+    own = audit.rank(made.folder)
+    written = audit.write(own, audit.beside(made.folder))
     assert written == made.folder / "audit.parquet" and pq.read_table(written).equals(table)
-    other = audit.audit(made.folder, tmp_path / "new/audit.parquet")
-    assert other.read_bytes() == audit.audit(made.folder, other).read_bytes()
+    other = audit.write(own, tmp_path / "new/audit.parquet")
+    assert other.read_bytes() == audit.write(audit.rank(made.folder), other).read_bytes()
     assert [path.name for path in other.parent.iterdir()] == ["audit.parquet"]
 
 
 def test_other_readers_open_it(made, tmp_path):
-    frame = pandas.read_parquet(audit.audit(made.finish()))
+    frame = pandas.read_parquet(audit.write(audit.rank(made.finish()), tmp_path / "a.parquet"))
     assert len(frame) == len(made.trained) and frame["score"].is_monotonic_decreasing
 
 

@@ -9,8 +9,7 @@ import pytest
 from dps_dist import recipes
 from dps_dist.errors import InputError
 from dps_dist.report import html, plots, tables
-from dps_dist.report.sections.paper import recipe_of
-from tests.report.folders import NASTY, epoch, evaluate, evaluation, rows, write_run
+from tests.report.folders import NASTY, evaluate, evaluation, rows, write_run
 from tests.report.pages import Page, assert_self_contained, cells, titles
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 def test_the_paper_stands_in_its_own_column(tmp_path):
     config = recipes.load("cifar10-resnet18").model_dump(mode="json")
-    run = {"command": "dps train --set train.seed=3 cifar10-resnet18 --name x"}
+    run = {"recipe": "cifar10-resnet18"}
     folder = evaluate(write_run(tmp_path / "a", rows(), config=config, run=run))
     text = html.page([tables.read(folder)])
     shown = cells(text, "Beside the paper")
@@ -38,7 +37,7 @@ def test_the_paper_stands_in_its_own_column(tmp_path):
 def beside_the_paper(folder, facts):
     """The run's own figures by the paper's metric."""
     config = recipes.load("cifar10-resnet18").model_dump(mode="json")
-    run = {"command": "dps train cifar10-resnet18"}
+    run = {"recipe": "cifar10-resnet18"}
     text = html.page(
         [tables.read(evaluate(write_run(folder, rows(), config=config, run=run), facts))]
     )
@@ -67,7 +66,7 @@ def test_means_over_some_files_do_not_stand_beside_the_paper(tmp_path):
 
 def test_ensembles_have_no_row(tmp_path):
     config = recipes.load("cifar10-resnet18-baseline").model_dump(mode="json")
-    run = {"command": "dps train cifar10-resnet18-baseline"}
+    run = {"recipe": "cifar10-resnet18-baseline"}
     text = html.page([tables.read(write_run(tmp_path / "a", rows(), config=config, run=run))])
     assert "Beside the paper" in titles(text) and "Ens." not in text
 
@@ -85,28 +84,10 @@ def test_ensembles_have_no_row(tmp_path):
 )
 def test_only_a_run_of_the_papers_row_stands_beside_it(tmp_path, recipe, settings, shown):
     config = recipes.load(recipe, settings).model_dump(mode="json")
-    run = {"command": f"dps train {recipe}"}
+    run = {"recipe": recipe}
     text = html.page([tables.read(write_run(tmp_path / "a", rows(), config=config, run=run))])
     assert ("Beside the paper" in titles(text)) == shown
     assert ("train.epochs is 7 instead of" in text) == ("train.epochs=7" in settings)
-
-
-@pytest.mark.parametrize(
-    ("command", "recipe"),
-    [
-        ("dps train digits --name x", "digits"),
-        ("dps train --name train --set a.b=c my.yaml", "my.yaml"),
-        (["/usr/bin/dps", "train", "digits"], "digits"),
-        ("dps train --name x", None),
-        ("python sweep.py", None),
-        ("dps train 'unclosed", None),
-        (None, None),
-        (7, None),
-    ],
-)
-def test_recipe_of_a_command(command, recipe):
-    run = tables.Run(None, "x", {"run": {"command": command}}, [epoch(1)], None)
-    assert recipe_of(run) == recipe
 
 
 def test_most_changed_samples_have_images(evaluated, audited):

@@ -59,7 +59,7 @@ def page(tmp_path_factory):
             tmp_path / "runs" / name,
             [learning(j, 20, rng) for j in range(1, 21)],
             config=recipes.load(f"cifar10-resnet18{recipe}").model_dump(mode="json"),
-            run={"command": f"dps train cifar10-resnet18{recipe}"},
+            run={"recipe": f"cifar10-resnet18{recipe}"},
         )
         names = [
             "airplane",

@@ -2,8 +2,10 @@
 
 import errno
 import io
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from rich.console import Console
 
 from dps_dist.config import Config
 from dps_dist.errors import InputError
-from dps_dist.report import drawing, html, plots, tables, write_whole
+from dps_dist.report import drawing, html, markdown, plots, tables, write_whole
 from tests.report.folders import epoch, write_run
 from tests.report.pages import Page, assert_self_contained
 
@@ -138,6 +140,15 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert tables.labels(runs) == [f"run ({run.folder})" for run in runs]
 
 
+@pytest.mark.parametrize("out", ["page.html", "table.md", "curves.png"])
+def test_folders_whose_names_are_no_text_are_told_apart(tmp_path, out):
+    parents = [tmp_path / "a", tmp_path / os.fsdecode(b"b\xff")]
+    runs = [tables.read(write_run(parent / "run", [epoch(1)])) for parent in parents]
+    assert tables.labels(runs)[1] == f"run ({tmp_path}/b\\udcff/run)"
+    save = {".html": html.write, ".md": markdown.save, ".png": plots.save}[Path(out).suffix]
+    assert save(runs, tmp_path / out).stat().st_size > 100
+
+
 def test_page_of_one_run(one):
     out = html.write([one], html.default_out([one]))
     assert out == one.folder / "report/index.html"
@@ -188,8 +199,7 @@ def test_same_configuration_is_said(tmp_path):
 
 def test_names_are_shown_as_they_are(tmp_path):
     rows = [epoch(k) for k in (1, 2, 3)]
-    command = ["dps", "train", NASTY]
-    run = {"command": command, "revision": NASTY}
+    run = {"command": f"dps train {NASTY}", "revision": NASTY}
     config = {"data": {"path": NASTY}}
     runs = [
         tables.read(write_run(tmp_path / "a", rows, NASTY, config=config, run=run)),

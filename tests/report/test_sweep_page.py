@@ -99,7 +99,7 @@ def test_the_parquet_has_a_row_for_each_trial(grid):
     assert rows[0]["status"] == "failed" and rows[0]["reason"] == "the loss is not finite at step 3"
     assert rows[2]["method.gamma"] == 0.96 and rows[2]["train.seed"] == 0
     assert rows[2]["accuracy"] == pytest.approx(0.74) and rows[2]["epoch"] == 3
-    assert rows[2]["seconds"] == 4.0 and rows[2]["run"] == "runs/trial2"
+    assert rows[2]["seconds"] == 6.0 and rows[2]["run"] == "runs/trial2"
     assert rows[11]["accuracy"] is None and rows[11]["status"] == "waiting"
 
 

@@ -40,7 +40,7 @@ def test_no_figure_is_cut_off(width, count, name):
         for key, value in report["figures"].items():
             if key in terminal.ORDER:
                 assert terminal._number(key, value) in text
-    blocks = text.count("accuracy %")
+    blocks = text.count("SCE %")
     assert blocks == 1 or (width, count) not in ((80, 1), (160, 1), (160, 3))
     assert text.count("ECE after TS %") == blocks and ("±" in text) == (count > 1)
 

@@ -443,6 +443,17 @@ def test_the_command_prints_and_writes(teacher, other, digits, tmp_path, monkeyp
     assert f"{100 * both['ensemble']['accuracy']:.2f}" in printed
 
 
+def test_a_run_that_cannot_be_written_to_is_measured(teacher, tmp_path, monkeypatch, capsys):
+    run, out = tmp_path / "run", tmp_path / "figures.json"
+    shutil.copytree(teacher, run)
+    (run / "evaluation.npz").mkdir()
+    assert run_command(monkeypatch, run, "--out", out) == 2
+    said = capsys.readouterr()
+    (report,) = json.loads(out.read_text())["runs"].values()
+    assert f"{100 * report['figures']['accuracy']:.2f}" in said.out
+    assert f"{run}/evaluation.npz: Is a directory" in said.err
+
+
 def test_the_command_takes_corruptions_and_foreign_images(
     cifar, digits, tmp_path, monkeypatch, capsys
 ):

@@ -130,9 +130,8 @@ def test_the_card_loads_every_model(name, stem, monkeypatch):
         monkeypatch.setattr("safetensors.torch.load_file", lambda file: built.state_dict())
         names = {}
         exec(loading(config, 7), names)
-    assert isinstance(names["model"], models.Classifier) == (
-        row.published is None and name != "densenet264"
-    )
+    of_torchvision = row.published is not None or row.torchvision
+    assert isinstance(names["model"], models.Classifier) == (not of_torchvision)
     image = Image.fromarray(np.full((50, 60, 3), 128, np.uint8))
     assert names["prepare"](image).shape == (3, side, side)
 
@@ -186,6 +185,15 @@ def test_the_card_prefers_what_was_evaluated(evaluated, tmp_path):
     assert f"| accuracy on v2 | {again['accuracy']:.4g} |" in card
     assert f"| auroc on others | {report['on']['others']['auroc']:.4g} |" in card
     assert "samples on" not in card
+
+
+@pytest.mark.parametrize("held", [{"figures": None}, {"on": None}, {"on": {"svhn": 3}}])
+def test_a_card_is_made_of_an_evaluation_that_was_edited(evaluated, tmp_path, held):
+    run = shutil.copytree(evaluated[0], tmp_path / "run")
+    (run / "evaluation.json").write_text(json.dumps(evaluated[1] | held))
+    card = (export(run, tmp_path / "out") / "README.md").read_text()
+    assert ("| brier |" in card) == ("figures" not in held)
+    assert ("accuracy on v2" in card) == ("on" not in held)
 
 
 def test_the_card_has_no_figures_of_other_weights(evaluated, tmp_path):

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import subprocess
 import zlib
 from pathlib import Path
 
@@ -145,6 +146,13 @@ def test_a_full_disk(small_disk):
         storage.write("a", bytes(3 << 20))
     assert told.value.errno == errno.ENOSPC and told.value.filename == str(small_disk / "a")
     assert [path.name for path in small_disk.iterdir()] == ["a"] and storage.read("a") == b"before"
+
+
+def test_a_read_only_disk_is_told_by_the_name_of_the_file(small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(OSError) as told:
+        Storage(small_disk).write("a", b"new")
+    assert told.value.errno == errno.EROFS and told.value.filename == str(small_disk / "a")
 
 
 def test_a_kill_while_the_folder_is_looked_for_leaves_nothing_for_good(tmp_path):

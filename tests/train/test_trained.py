@@ -59,3 +59,13 @@ def test_a_teacher_knows_the_same_classes_and_sees_the_same_images(teacher, sett
     darker = config.model_copy(update={"data": config.data.model_copy(update={"mean": (0, 0, 0)})})
     with pytest.raises(InputError, match=r"another data.mean or data.std"):
         teacher_of([str(teacher)], darker, train_digits, device)
+
+
+@pytest.mark.parametrize("model", ["resnet18", "wide_resnet10_2"])
+def test_a_config_of_another_model_is_refused(teacher, tmp_path, model):
+    run = tmp_path / "run"
+    shutil.copytree(teacher, run)
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("name: small_cnn", f"name: {model}"))
+    with pytest.raises(InputError, match=rf"config\.yaml: model\.name is {model}, .*set these as"):
+        load(run)

@@ -18,12 +18,13 @@ from ray.tune import TuneError
 from dps_dist import recipes
 from dps_dist.cli.sweeps import start
 from dps_dist.config import Launch
+from dps_dist.config.sweep import BETTER, SEED
 from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_tune
 from dps_dist.launch import space as spaces
 from dps_dist.launch import trial as trials
 from dps_dist.launch.runs import NAME, Run
-from dps_dist.launch.sweeps import SEED, Sweep, Trial, checked, create, open_folder
+from dps_dist.launch.sweeps import Sweep, Trial, checked, create, open_folder
 from dps_dist.launch.trial import trial
 from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
@@ -159,6 +160,23 @@ def test_a_space_that_says_nothing_is_refused(tmp_path, text, sentence):
                 "trials": 2,
             },
             "method.gamma is 1.5: should be",
+        ),
+        (
+            {"space": {"train.epochs": {"uniform": [1, 3]}}, "search": "random", "trials": 2},
+            "train.epochs is {'uniform': [1, 3]}: it is a whole number; give a list of them, or "
+            "{randint: [1, 3]}",
+        ),
+        (
+            {"space": {"train.epochs": {"uniform": [1, 3]}}, "search": "optuna", "trials": 2},
+            "train.epochs is {'uniform': [1, 3]}: it is a whole number",
+        ),
+        (  # what is none in the recipe tells no type
+            {
+                "space": {"data.eval_resolution": {"uniform": [8, 9]}},
+                "search": "random",
+                "trials": 2,
+            },
+            "data.eval_resolution is 8.",
         ),
         ({"search": "random"}, "--trials is 0: --search random needs at least 1"),
         ({"search": "random", "trials": 2}, "--trials is 2: the space has only 1 point(s)"),
@@ -303,7 +321,7 @@ def test_tune_hears_of_an_epoch_every_so_often_and_always_of_the_last(monkeypatc
     # The last one without its number: a scheduler is not to stop who has but to write a summary
     assert [row.get("epoch") for row in heard["all"]] == [1, 2, 3, 4, 5, None]
     assert [row.get("epoch") for row in heard["some"]] == [1, 4, None]
-    assert all(row.keys() - {"epoch"} == set(trials.FIGURES) for row in heard["all"])
+    assert all(row.keys() - {"epoch"} == set(BETTER) for row in heard["all"])
     assert [math.isnan(row["nll"]) for row in heard["all"]] == [False] * 2 + [True] + [False] * 3
 
 
@@ -318,7 +336,7 @@ def test_a_trial_on_a_full_disk_is_refused_in_a_sentence(digits, small_disk, mon
     assert "config.yaml: No space left on device; make room or choose another --out" in said.pop(
         "refused"
     )
-    assert all(map(math.isnan, said.values())) and said.keys() == set(trials.FIGURES)
+    assert all(map(math.isnan, said.values())) and said.keys() == set(BETTER)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +367,15 @@ def test_a_sweep_with_a_damaged_file_is_refused(digits, tmp_path, file, content)
     create(open_folder(asked, str(tmp_path), "one", resume=False))
     (tmp_path / "one" / file).write_bytes(content)
     with pytest.raises(InputError, match=f"one/{file} is damaged: restore it, or .* --name"):
+        open_folder(asked, str(tmp_path), "one", resume=True)
+
+
+@pytest.mark.parametrize("content", ['{"a": 3}', '{"a": {}}', '{"a": {"point": {}, "when": 1}}'])
+def test_a_sweep_whose_trials_are_none_is_refused(digits, tmp_path, content):
+    asked = checked(Sweep("digits", {"method.c": [9]}, (f"data.path={digits}",)))
+    create(open_folder(asked, str(tmp_path), "one", resume=False))
+    (tmp_path / "one/trials.json").write_text(content)
+    with pytest.raises(InputError, match=r"one/trials\.json is damaged: restore it"):
         open_folder(asked, str(tmp_path), "one", resume=True)
 
 

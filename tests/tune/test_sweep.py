@@ -1,7 +1,6 @@
 """Sweeps as users start them: killed and resumed, with trials that fail or are stopped early."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -208,17 +207,19 @@ def test_asha_stops_trials_and_frees_what_they_held(digits, tmp_path, workers):
 
 
 @pytest.mark.timeout(600)
-def test_optuna_goes_on_with_what_it_tried_before_and_paths_are_ours(digits, tmp_path):
+def test_optuna_goes_on_after_ctrl_c_with_what_it_tried_before_and_paths_are_ours(digits, tmp_path):
     space = tmp_path / "space.yaml"
     space.write_text("optim.lr: {loguniform: [1e-3, 1e-1]}\nmethod.c: {randint: [5, 50]}\n")
     options = ["--space", str(space), "--search", "optuna", "--trials", "3"]
     with short_home() as home, Sweeping(home, "sweep.py", "my.yaml", *options) as sweep:
         (home / "digits").symlink_to(digits)  # trials run in other folders than the command
-        (home / "my.yaml").write_text("extends: digits\ndata: {path: digits}\ntrain: {epochs: 2}\n")
+        (home / "my.yaml").write_text("extends: digits\ndata: {path: digits}\ntrain: {epochs: 9}\n")
         driver = sweep.start("--concurrent", "1")
-        sweep.until(lambda statuses: "finished" in statuses.values())
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
+        sweep.until(lambda statuses: {"finished", "running"} <= set(statuses.values()))
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(PATIENCE_S) == 130
+        assert "stopped" in sweep.log.read_text() and "--resume" in sweep.log.read_text()
+        assert "Traceback" not in sweep.log.read_text()
         before = [name for name, status in sweep.statuses().items() if status == "finished"]
         assert sweep.run("--resume") == 0
         found = sweep.table()

@@ -1,8 +1,8 @@
 """Figures of an evaluation, before and after temperature scaling, and reliability diagrams."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,28 +12,18 @@ from dps_dist.report.evaluation import Bins
 from dps_dist.report.figures import reliability
 from dps_dist.report.markup import details, heading, paragraph, section, table
 from dps_dist.report.tables import ABOUT_MEANS, Run, labels, name_of, repeats
-from dps_dist.report.values import ABSENT, Cell, cells, finite, number, percent, plain
+from dps_dist.report.values import (
+    ABSENT,
+    MEASURES,
+    Cell,
+    Measure,
+    cells,
+    finite,
+    number,
+    percent,
+)
 
 MOST_COLUMNS = 6  # then rather long than wide
-
-
-class Measure(NamedTuple):
-    key: str
-    title: str
-    text: Callable[[float], str]
-    better: Callable[[Iterable[float]], float]
-
-
-MEASURES = (
-    Measure("accuracy", "accuracy", percent, max),
-    Measure("top5", "top-5 accuracy", percent, max),
-    Measure("nll", "NLL", plain, min),
-    Measure("brier", "Brier score", plain, min),
-    Measure("ece", "ECE", percent, min),
-    Measure("ece_10", "ECE, 10 bins", percent, min),
-    Measure("sce", "SCE", percent, min),
-    Measure("ace", "ACE", percent, min),
-)
 ABOUT = (
     "ECE and ACE: how far confidence is from accuracy, in 15 bins of equal width and of equal "
     "mass. SCE: the same over all classes. Brier score: squared distance of the prediction from "

@@ -1,6 +1,5 @@
 """What the paper says, beside what a run of one of its rows has: the paper's, never ours."""
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ OF_THE_ROW = (
     "evaluate.split",
 )
 FREE = ("launch.", "train.checkpoint.", "train.seed", "data.path", "data.threads", "run.")
-TAKES_VALUE = ("--set", "--workers", "--out", "--name")
 TITLES = {
     "accuracy": "accuracy",
     "best_accuracy": "best accuracy of all epochs",
@@ -35,8 +33,8 @@ TITLES = {
 def paper_says(runs: Sequence[Run]) -> str:
     shown = ""
     for run, label in zip(runs, labels(runs), strict=True):
-        recipe = recipe_of(run)
-        found, differ = _of_the_paper(run, recipe) if recipe else ([], [])
+        recipe = run.field("run.recipe")
+        found, differ = _of_the_paper(run, recipe) if isinstance(recipe, str) else ([], [])
         rows = [_row(run, *held) for held in found if _shown(held[2])]
         if not rows:
             continue
@@ -61,27 +59,6 @@ def _row(run: Run, held: paper.Table, row: paper.Row, cell: paper.Cell) -> list[
     where = f"{held.title}: {row.name}, {cell.column}" + (f" ({cell.note})" if cell.note else "")
     ours = Cell(_ours(run, cell.metric))
     return [Cell(_title(cell.metric), note=where), ours, Cell(f"{theirs}{unit}")]
-
-
-def recipe_of(run: Run) -> str | None:
-    """The recipe that the run's command names."""
-    recorded = run.field("run.recipe")
-    if isinstance(recorded, str):
-        return recorded
-    command = run.field("run.command")
-    try:
-        words = shlex.split(command) if isinstance(command, str) else list(map(str, command or ()))
-    except (ValueError, TypeError):
-        return None
-    if "train" not in words[:3]:
-        return None
-    following = iter(words[words.index("train") + 1 :])
-    for word in following:
-        if word in TAKES_VALUE:
-            next(following, None)
-        elif not word.startswith("-"):
-            return word
-    return None
 
 
 def _of_the_paper(

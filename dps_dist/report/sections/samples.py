@@ -1,12 +1,10 @@
 """The samples whose evidence left their label farthest, with their images."""
 
-import base64
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from dps_dist.errors import InputError
-from dps_dist.report.markup import heading, paragraph, section
+from dps_dist.report.markup import heading, paragraph, sample, section, soft
 from dps_dist.report.tables import Run, labels
 
 SHOWN = 24  # samples on a page, of all runs
@@ -21,6 +19,8 @@ def most_changed(runs: Sequence[Run]) -> str:
             parts.append((heading(label) if len(runs) > 1 else "") + _samples(run, each))
         except InputError as error:
             parts.append(paragraph(f"{label}: none are shown, because {str(error).rstrip('.')}."))
+        except UnicodeEncodeError:  # of pyarrow, which opens no such file
+            parts.append(paragraph(f"{label}: none are shown: its folder's name is not UTF-8."))
     about = "Training samples whose evidence is farthest from the label that they were given."
     any_shown = any("<img" in part for part in parts)
     return section("Most changed samples", paragraph(about) if any_shown else "", *parts)
@@ -42,19 +42,11 @@ def _samples(run: Run, most: int) -> str:
 
 
 def _item(row: dict[str, Any], image: bytes) -> str:
-    label, suggested = str(row["label_name"]), str(row["suggested_name"])
-    source = base64.b64encode(image).decode()
-    evidence = (
+    which = soft(f"sample {int(row['index']):,}")
+    evidence = soft(
         f"evidence {_short(row['suggested_evidence'])} against {_short(row['label_evidence'])}"
     )
-    path = f'<span class="soft">{escape(str(row["path"]))}</span>' if row.get("path") else ""
-    return (
-        f'<li><img src="data:image/png;base64,{source}" '
-        f'alt="sample {int(row["index"])}, labelled {escape(label)}">'
-        f"<b>{escape(label)} → {escape(suggested)}</b>"
-        f'<span class="soft">sample {int(row["index"]):,}</span>'
-        f'<span class="soft">{escape(evidence)}</span>{path}</li>\n'
-    )
+    return sample(row, image, which + evidence + (soft(str(row["path"])) if row["path"] else ""))
 
 
 def _short(value: Any) -> str:
