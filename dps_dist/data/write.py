@@ -1,6 +1,5 @@
 """A source → split.beton + split.parquet, written beside and renamed when whole (`dps prepare`)."""
 
-import fcntl
 import json
 import os
 import tempfile
@@ -22,6 +21,7 @@ from dps_dist.data.ffcv import RGBImageField
 from dps_dist.data.manifest import Manifest, manifest_path
 from dps_dist.data.sources import BadImage, Source
 from dps_dist.errors import InputError, naming
+from dps_dist.locks import lock
 
 # FFCV's unit of writing, which an image must fit in: its own size, or more for larger images.
 PAGE, LARGEST_PAGE = 1 << 23, 1 << 26
@@ -140,12 +140,10 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Two writers in one folder would take each other's files; the lock goes with the process."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(handle):
             raise InputError(
                 f"another dps prepare is writing to {folder}: wait for it, or choose another folder"
-            ) from None
+            )
         yield
     finally:
         os.close(handle)

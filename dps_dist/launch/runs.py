@@ -2,7 +2,6 @@
 
 import datetime
 import errno
-import fcntl
 import os
 import platform
 import re
@@ -24,6 +23,7 @@ from dps_dist import recipes
 from dps_dist.config import Config
 from dps_dist.config.flat import flatten
 from dps_dist.errors import InputError
+from dps_dist.locks import lock
 from dps_dist.train.state import METRICS, SUMMARY
 from dps_dist.train.storage import Storage, sync, without_secrets
 from dps_dist.train.trained import CONFIG, read_fields
@@ -31,8 +31,6 @@ from dps_dist.train.trained import CONFIG, read_fields
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # What may differ when a run is resumed: it changes how, not what, is computed.
 FREE = ("launch.", "train.checkpoint.", "data.threads", "data.path")
-
-NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # what such a disk answers
 
 
 @dataclass(frozen=True)
@@ -76,21 +74,13 @@ class Run:
 
 @contextmanager
 def locked(storage: Storage, file: str, done: str) -> Iterator[None]:
-    """Nobody else on this machine does it meanwhile; the lock goes with the process.
-
-    A disk that knows no locks goes without, as an object store does.
-    """
+    """Nobody else on this machine does it meanwhile; an object store has no locks."""
     if storage.local is None:
         yield
         return
     with (storage.local / file).open("r+b") as held:  # NFS locks only what may be written to
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{storage} is being {done} by another process") from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
+        if not lock(held):
+            raise InputError(f"{storage} is being {done} by another process")
         yield
 
 

@@ -1,5 +1,7 @@
 """`dps prepare`'s core: what is written, what is refused, what an interruption leaves behind."""
 
+import errno
+import fcntl
 import json
 import os
 import resource
@@ -421,6 +423,17 @@ def test_an_interrupted_rewrite_keeps_the_old_data(tmp_path):
     process = start_slow(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    assert len(manifests.read(tmp_path, "train")) == 597
+
+
+def test_a_disk_without_locks_is_written_to(tmp_path, monkeypatch):
+    """NFS gives none on a folder."""
+
+    def refuse(held, how):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    prepare(open_source("digits", None, "val"), tmp_path)
     assert len(manifests.read(tmp_path, "train")) == 597
 
 

@@ -15,10 +15,10 @@ import ray
 import yaml
 from rich.console import Console
 
-from dps_dist import recipes
+from dps_dist import locks, recipes
 from dps_dist.cli import main
 from dps_dist.errors import FailedError, InputError
-from dps_dist.launch import ray_train, runs
+from dps_dist.launch import ray_train
 from dps_dist.launch.display import Display
 from dps_dist.launch.runs import CONFIG, NAME, default_name, differences, open_run
 
@@ -222,7 +222,7 @@ def test_the_lock_is_one_that_nfs_gives(tmp_path, monkeypatch):
             raise OSError(errno.EBADF, "Bad file descriptor")
 
     monkeypatch.setattr(fcntl, "flock", nfs)
-    monkeypatch.setattr(runs, "NO_LOCKS", ())
+    monkeypatch.setattr(locks, "NONE", ())
     with created(tmp_path).locked():
         pass
 
