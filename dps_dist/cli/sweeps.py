@@ -73,7 +73,8 @@ def start(sweep: "Sweep", out: str, name: str | None, resume: bool, concurrent: 
     results = publish(folder.storage)
     console.print(best_cells(results))
     say(f"written to {folder.storage / PAGE} and {folder.storage / 'results.parquet'}")
-    if folder.count("waiting", "running"):
+    unasked = sweep.trials - len(folder.trials)  # points that Optuna has not chosen yet
+    if folder.count("waiting", "running") or unasked > 0:
         again = f"--name {folder.storage.name} --resume"
         say(f"stopped; the same command with {again} goes on", to=sys.stderr)
         raise typer.Exit(130)

@@ -274,6 +274,23 @@ def test_a_stopped_sweep_says_how_it_goes_on(digits, tmp_path, monkeypatch, caps
     assert f"the same command with --name {folder.name} --resume goes on" in told
 
 
+def test_a_search_that_was_stopped_before_its_next_point_says_so(
+    digits, tmp_path, monkeypatch, capfd
+):
+    """What Optuna has not chosen yet is neither waiting nor running."""
+
+    def one_of_two(folder, concurrent, changed):
+        create(folder)
+        folder.note("first", Trial({"method.c": 9.0}, "finished"))
+
+    monkeypatch.setattr(ray_tune, "sweep", one_of_two)
+    space = {"method.c": {"uniform": [5, 50]}}
+    asked = Sweep("digits", space, (f"data.path={digits}",), search="optuna", trials=2)
+    with pytest.raises(typer.Exit) as ended:
+        start(asked, str(tmp_path), "a", False, None)
+    assert ended.value.exit_code == 130 and "--name a --resume" in capfd.readouterr().err
+
+
 def test_what_finished_unnoticed_is_noted_though_nothing_is_left_to_run(digits, tmp_path):
     """The driver died between a trial's summary and its own note."""
     asked = checked(Sweep("digits", {"method.c": [9]}, (f"data.path={digits}",)))
