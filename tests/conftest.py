@@ -1,5 +1,6 @@
 """What several tests share: the digits, a small ImageNet of photographs, a bucket, a full disk."""
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from dps_dist.data.write import ImageOptions, write_split
 # The machine's speed is not what is tested; the same examples each time keep CI repeatable.
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
+
+# Whoever starts pytest in the background has it ignore Ctrl-C, which tests send to what they start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def write_photos(root: Path, per_class: int, sizes: tuple[int, int] = (60, 200)) -> Path:
