@@ -404,7 +404,7 @@ def results(run: Path) -> dict[str, Any]:
         "checkpoint": {
             "state": opened.state,
             "at": [opened.moment.epoch, opened.moment.position, opened.moment.step],
-            "accuracy": opened.accuracy,
+            "accuracy": found.accuracy,
             "targets": targets_of(opened.folder / "targets"),
         },
         "targets": targets_of(run / "targets"),
