@@ -1,6 +1,6 @@
 """Every benchmark, one after the other, and one table of what they found beside the goals.
 
-python benchmarks                  a quarter of an hour or more; the table also goes into docs/benchmarks.md
+python benchmarks                  15 minutes or more; the table also goes into docs/benchmarks.md
 python benchmarks --quick          a few minutes, less exact; the table is only printed
 python benchmarks --cifar10 DIR    the audit also on CIFAR-10, prepared in DIR
 python benchmarks --only exchange sweep
