@@ -64,7 +64,7 @@ def sample(row: Mapping[str, Any], image: bytes, below: str, look: str = "") -> 
     given, suggested = escape(str(row["label_name"])), escape(str(row["suggested_name"]))
     own = f'class="{look}" ' if look else ""
     return (
-        f'<li><img {own}loading="lazy" alt="sample {int(row["index"])}, labelled {given}" '
+        f'<li><img {own}alt="sample {int(row["index"])}, labelled {given}" '
         f'src="data:image/png;base64,{b64encode(image).decode()}">\n'
         f"<b>{given} → {suggested}</b>\n{below}</li>\n"
     )
