@@ -17,6 +17,10 @@ class LostError(FailedError):
     code = 75  # as sysexits.h names it: try again later
 
 
+class LostRunError(FailedError):
+    """What led the run is gone, as a process that the kernel killed: it may be started again."""
+
+
 class InputError(ValueError):
     """Names the field or file, the value received and the remedy. Never a bug of ours."""
 

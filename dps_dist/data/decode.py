@@ -5,18 +5,22 @@ same in epoch e on one thread or eight, on one rank or sixty-four, before and af
 `loader.py` puts it at the head of the image pipeline.
 """
 
+import ctypes
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from numba import carray, get_thread_id, njit, types
+from llvmlite import binding
+from numba import carray, get_thread_id, njit, prange, types
 from numba import config as numba_config
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 from PIL import Image
 
+from dps_dist.compiled import kept
 from dps_dist.data.ffcv import (
     IMAGE_MODES,
     AllocationQuery,
@@ -55,6 +59,27 @@ class Crop:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     keep: float = 1.0
+
+
+def _by_name(symbol: str, function: Any, signature: Any) -> Any:
+    """A function of FFCV's library that compiled code calls by a name, not by an address of this
+    process: only such code can be kept.
+    """
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    binding.add_symbol(symbol, address)
+    return types.ExternalFunction(symbol, signature)
+
+
+_address, _side = types.uintp, types.uint32
+_imdecode = _by_name(
+    "dps_ffcv_imdecode",
+    ctypes_imdecode,
+    types.int32(
+        *(_address, types.uint64, _side, _side),
+        *(_address, _side, _side, _side, _side, _side, _side, types.boolean, types.boolean),
+    ),
+)
+_resize = _by_name("dps_ffcv_resize", ctypes_resize, types.int32(*(11 * (types.int64,))))
 
 
 @intrinsic
@@ -127,10 +152,17 @@ def _shifted(source: Any, down: int, right: int, out: Any) -> None:
                 out[y, x, channel] = source[y + down, x + right, channel] if inside else 0
 
 
-@njit(nogil=True)
+@njit
+def _stored(address: Any, beton: Any) -> Any:
+    """An image's bytes in the mapped file (`mapped.py`)."""
+    file, places, sizes = beton
+    return file[address : address + sizes[np.searchsorted(places, address)]]
+
+
+@kept(nogil=True)
 def _decode_jpeg(stored: Any, height: int, width: int, out: Any) -> Any:
     """Not 0 when the bytes are damaged."""
-    return ctypes_imdecode(
+    return _imdecode(
         *(stored.ctypes.data, stored.size, height, width),
         *(out.ctypes.data, height, width, 0, 0, 1, 1, False, False),
     )
@@ -159,7 +191,7 @@ def _cut(
         else:
             top, left, h = _middle(height, width, keep)
             w = h
-        ctypes_resize(
+        _resize(
             *(0, image.ctypes.data, height, width, top, top + h, left, left + w),
             *(out.ctypes.data, out.shape[0], out.shape[1]),
         )
@@ -176,6 +208,38 @@ def _emit(view: Any, mirrored: bool, scale: Any, shift: Any, out: Any) -> None:
                 out[y, x, channel] = view[y, at, channel] * scale[channel] + shift[channel]
 
 
+def _decode_batch(samples: Any, destination: Any, metadata: Any, beton: Any, how: Any) -> None:
+    """destination[row] ← the views of samples[row]; `how` is KeyedDecoder's `_how`."""
+    crop, seed, multiply, add, shared_at, jpeg, most_threads, largest = how
+    kind, flip, pad, keep, scale, ratio = crop
+    views, size = destination.shape[1], destination.shape[2]
+    shared = carray(_pointer(shared_at), (4,), np.int64)
+    decoded = carray(_pointer(shared[DECODED]), (most_threads, largest), np.uint8)
+    cut = carray(_pointer(shared[CUT]), (most_threads, size, size, 3), np.uint8)
+    for row in prange(len(samples)):
+        sample, thread = samples[row], get_thread_id()
+        field = metadata[sample]
+        stored = _stored(field["data_ptr"], beton)
+        height, width = np.int64(field["height"]), np.int64(field["width"])
+        if field["mode"] == jpeg:
+            pixels = decoded[thread][: height * width * 3]
+            if _decode_jpeg(stored, height, width, pixels) != 0:
+                shared[BROKEN] = sample
+        else:
+            pixels = stored
+        image = pixels.reshape(height, width, 3)
+        for view in range(views):
+            key = _key(seed, shared[EPOCH], sample, view)
+            _cut(image, cut[thread], key, kind, pad, keep, scale, ratio)
+            mirrored = flip and _uniform(key, 0) < 0.5
+            _emit(cut[thread], mirrored, multiply, add, destination[row, view])
+
+
+@cache
+def _compiled(parallel: bool) -> Any:
+    return kept(nogil=True, error_model="numpy", fastmath=True, parallel=parallel)(_decode_batch)
+
+
 class KeyedDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
     """Decodes each image once and cuts `views` crops from it: [batch, views, size, size, 3].
 
@@ -189,7 +253,7 @@ class KeyedDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
         super().__init__()
         self.crop, self.seed, self.views, self.size = crop, seed, views, 1
         mean, std = np.array(normalize or ((0, 0, 0), (1, 1, 1)), np.float32)
-        self._multiply, self._add = 1 / std, -mean / std
+        self._multiply, self._add = tuple(1 / std), tuple(-mean / std)
         self._dtype = np.dtype("f4" if normalize else "u1")
         # Compiled code keeps addresses: what is behind them is kept here.
         self._shared = np.zeros(4, np.int64)
@@ -219,40 +283,23 @@ class KeyedDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
         return state, AllocationQuery(shape, self._dtype)
 
     def generate_code(self) -> Callable[..., Any]:
-        jpeg, read, threads = IMAGE_MODES["jpg"], self.memory_read, Compiler.get_iterator()
-        crop, seed, views = self.crop, self.seed, self.views
-        kind, flip, pad, keep = _KINDS.index(crop.kind), crop.flip, crop.pad, crop.keep
-        scale, ratio = np.array(crop.scale), np.array(crop.ratio)
-        multiply, add = self._multiply, self._add
-        shared_address = self._shared.ctypes.data
-        most_threads, largest = numba_config.NUMBA_NUM_THREADS, self._largest()
+        run = _compiled(Compiler.num_threads > 1)
+        how = self._how()
 
         def decode(batch_indices, destination, metadata, storage_state):  # type: ignore[no-untyped-def]
-            size = destination.shape[2]
-            shared = carray(_pointer(shared_address), (4,), np.int64)
-            decoded = carray(_pointer(shared[DECODED]), (most_threads, largest), np.uint8)
-            cut = carray(_pointer(shared[CUT]), (most_threads, size, size, 3), np.uint8)
-            for row in threads(len(batch_indices)):
-                sample, thread = batch_indices[row], get_thread_id()
-                field = metadata[sample]
-                stored = read(field["data_ptr"], storage_state)
-                height, width = np.int64(field["height"]), np.int64(field["width"])
-                if field["mode"] == jpeg:
-                    pixels = decoded[thread][: height * width * 3]
-                    if _decode_jpeg(stored, height, width, pixels) != 0:
-                        shared[BROKEN] = sample
-                else:
-                    pixels = stored
-                image = pixels.reshape(height, width, 3)
-                for view in range(views):
-                    key = _key(seed, shared[EPOCH], sample, view)
-                    _cut(image, cut[thread], key, kind, pad, keep, scale, ratio)
-                    mirrored = flip and _uniform(key, 0) < 0.5
-                    _emit(cut[thread], mirrored, multiply, add, destination[row, view])
+            run(batch_indices, destination, metadata, storage_state, how)
             return destination[: len(batch_indices)]
 
-        decode.is_parallel = True  # type: ignore[attr-defined]
         return decode
+
+    def _how(self) -> tuple[Any, ...]:
+        crop = self.crop
+        kind = _KINDS.index(crop.kind)
+        scale, ratio = (tuple(map(float, pair)) for pair in (crop.scale, crop.ratio))
+        cut = (kind, crop.flip, crop.pad, float(crop.keep), scale, ratio)
+        pixels = self.seed, self._multiply, self._add
+        places = self._shared.ctypes.data, IMAGE_MODES["jpg"]
+        return cut, *pixels, *places, numba_config.NUMBA_NUM_THREADS, self._largest()
 
     def _largest(self) -> int:
         return int(self.metadata["height"].max()) * int(self.metadata["width"].max()) * 3

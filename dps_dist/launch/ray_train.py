@@ -1,13 +1,11 @@
-"""Ray Train: the only file that knows it. Places the workers, starts `train.loop.run` on each,
-and brings what they tell to the terminal.
+"""Ray Train, as whoever starts a run sees it: checks, places the workers, on each of which
+`worker.py` calls `train.loop.run`, and brings what they tell to the terminal.
 """
 
-import errno
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +15,6 @@ import torch
 from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, TrainingFailedError
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.v2._internal.execution.callback import WorkerGroupCallback
-from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2.api.config import ScalingConfig
 from ray.util.placement_group import remove_placement_group
 from ray.util.queue import Empty, Queue
@@ -26,12 +22,13 @@ from ray.util.queue import Empty, Queue
 from dps_dist import methods, models
 from dps_dist.config import KD, Config
 from dps_dist.data import loader
-from dps_dist.errors import FailedError, InputError, PeerFailedError
+from dps_dist.errors import FailedError, InputError, LostRunError
 from dps_dist.launch import cluster, loggers
 from dps_dist.launch.cluster import reason_of
 from dps_dist.launch.loggers import Loggers
 from dps_dist.launch.runs import Run
-from dps_dist.launch.telemetry import RankTelemetry, RunTelemetry
+from dps_dist.launch.telemetry import RunTelemetry
+from dps_dist.launch.worker import Job, Placed, work
 from dps_dist.train.setup import check_device, check_method, fewest_at_once, read_sets
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import read_config
@@ -40,23 +37,8 @@ POLL_S = 0.1
 ENDING_S = 5.0
 SILENCE_S = 120.0  # then it is said that nothing is heard
 ERRORS = "errors.log"
-# What starting again does not mend: no room, no right to write
-HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 Listener = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What travels to the workers."""
-
-    config: str  # JSON
-    storage: str
-    events: Queue
-
-
-class LostRunError(FailedError):
-    """What led the run is gone, as a process that the kernel killed: it may be started again."""
 
 
 class Display(Protocol):
@@ -192,7 +174,7 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
             storage_path=root,
             storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=config.launch.max_failures),
-            callbacks=[_Placed(events)],  # type: ignore[list-item]  # internal ones may be given
+            callbacks=[Placed(events)],  # type: ignore[list-item]  # internal ones may be given
         ),
     )
 
@@ -201,60 +183,6 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
 
     with Loggers(run, note) as listeners, RunTelemetry(run.storage.name) as telemetry:
         return _follow(trainer, events, display, (listeners.hear, telemetry.hear))
-
-
-def work(settings: dict[str, Any]) -> None:
-    """What runs on each worker."""
-    from dps_dist.train.loop import run
-
-    job: Job = settings["job"]
-    config, storage = Config.model_validate_json(job.config), Storage(job.storage)
-    rank = ray.train.get_context().get_world_rank()
-    telemetry = RankTelemetry(storage.name, rank)
-
-    def tell(event: dict[str, Any]) -> None:
-        telemetry.hear(event)
-        told = job.events.actor.put_nowait.remote(event)  # type: ignore[attr-defined]
-        if event["kind"] in ("end", "refused"):  # after these Ray ends this process
-            ray.get(told)
-
-    if rank == 0:
-        tell({"kind": "phase", "text": "loading"})
-    threads = max(1, int(config.launch.cpus_per_worker))
-    torch.set_num_threads(threads)
-    try:
-        device = ray.train.torch.get_device()
-        run(config, storage, tell, device=device, threads=threads, monitor=telemetry.see)
-    except Exception as error:
-        if is_hopeless(error):
-            why = type(error).__name__
-            tell({"kind": "refused", "text": sentence(error), "error": why})
-        raise
-    finally:
-        telemetry.close()
-
-
-def is_hopeless(error: Exception) -> bool:
-    """Whether starting again would end the same way."""
-    if isinstance(error, OSError):
-        return error.errno in HOPELESS
-    if isinstance(error, PeerFailedError | LostRunError):  # a peer's own error tells
-        return False
-    return isinstance(error, InputError | FailedError)
-
-
-class _Placed(WorkerGroupCallback):
-    """Tells, from the controller, where the workers are: who stops a run must free that."""
-
-    def __init__(self, events: Queue) -> None:
-        self._events = events
-
-    def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
-        controller = ray.get_runtime_context().current_actor
-        state = worker_group.get_worker_group_state()
-        group = state.placement_group_handle.placement_group
-        told = {"kind": "placed", "controller": controller, "group": group}
-        self._events.actor.put_nowait.remote(told)  # type: ignore[attr-defined]
 
 
 def free(placed: dict[str, Any]) -> None:
@@ -325,14 +253,3 @@ def _waiting(events: Queue) -> list[dict[str, Any]]:
     except (Empty, RayError):
         pass
     return found
-
-
-def sentence(error: Exception) -> str:
-    """What is said of a hopeless one."""
-    if not isinstance(error, OSError):
-        return str(error)
-    where = f"{error.filename}: " if error.filename else ""
-    return (
-        f"{where}{error.strerror}; make room or choose another --out; "
-        "what was saved before is kept, and --resume continues from there"
-    )

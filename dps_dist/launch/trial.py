@@ -21,9 +21,10 @@ from dps_dist.config.sweep import BETTER
 from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch.loggers import Loggers
-from dps_dist.launch.ray_train import ERRORS, is_hopeless, sentence
+from dps_dist.launch.ray_train import ERRORS
 from dps_dist.launch.runs import Run
 from dps_dist.launch.telemetry import RankTelemetry
+from dps_dist.launch.worker import is_hopeless, sentence
 from dps_dist.train.loop import run as run_loop
 from dps_dist.train.state import SUMMARY, read_metrics
 from dps_dist.train.trained import CONFIG

@@ -14,6 +14,8 @@ from numba import float32, int32, njit, uint16
 from numba.extending import intrinsic
 from torch import Tensor
 
+from dps_dist.compiled import kept
+
 f32, i32 = np.float32, np.int32
 
 ZERO, ONE, HALF, NAN = f32(0), f32(1), f32(0.5), f32(np.nan)
@@ -42,7 +44,7 @@ ELEMENTS_PER_THREAD = 2**20  # 1 to 3 ms
 # reductions of exp and log. NaN and infinity keep their meaning throughout.
 plain: Any = njit(error_model="numpy", nogil=True, fastmath={"contract"})
 sums: Any = njit(error_model="numpy", nogil=True, fastmath={"contract", "reassoc", "nsz"})
-whole: Any = njit(  # with its types given, it compiles on import
+whole: Any = kept(  # with its types given, it compiles on import, or finds what it compiled before
     "void(float32[:,::1], int64[::1], int64[::1], uint16[:,::1], uint16[::1], float32[:,::1],"
     " float32, float32[:,::1], float32[::1])",
     error_model="numpy",

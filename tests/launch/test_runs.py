@@ -21,6 +21,7 @@ from dps_dist.errors import FailedError, InputError
 from dps_dist.launch import ray_train
 from dps_dist.launch.display import Display
 from dps_dist.launch.runs import CONFIG, NAME, default_name, differences, open_run
+from dps_dist.launch.worker import is_hopeless
 
 VIT = ["--set", "model.name=vit_b_16", "--set", "data={resolution: 32, eval_resolution: 64}"]
 
@@ -109,7 +110,7 @@ def test_a_run_that_ray_loses_is_said_in_a_sentence(digits, tmp_path, monkeypatc
     with pytest.raises(FailedError, match=r"^Ray lost the run \(.*\): --resume continues") as told:
         ray_train.train(run, Display(Console(file=io.StringIO())))
     assert "\n" not in str(told.value)
-    assert not ray_train.is_hopeless(told.value)  # a sweep begins such a trial again
+    assert not is_hopeless(told.value)  # a sweep begins such a trial again
     assert (tmp_path / "a" / CONFIG).exists()
 
 
