@@ -71,13 +71,24 @@ def machine() -> str:
         models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
         cpu = models[0].partition(":")[2].strip() if models else cpu
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "ray", "ffcv"))
-    git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    revision = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     return (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores of an {cpu}, {memory:.0f} GB of "
-        f"memory, {platform.system()}, Python {platform.python_version()}, {packages}"
-        + (f", revision {revision}" if revision else "")
+        f"memory, {platform.system()}, Python {platform.python_version()}, {packages}{code()}"
     )
+
+
+def code() -> str:
+    """What was measured, by the name that git has for the package's files: commits that change
+    others, or that are squashed, leave it.
+    """
+    git, package = ["git", "-C", str(HERE.parent)], "dps_dist"
+    name, changed = (
+        subprocess.run([*git, *words], capture_output=True, text=True).stdout.strip()
+        for words in (["rev-parse", f"HEAD:{package}"], ["status", "--porcelain", package])
+    )
+    if not name:
+        return ""
+    return f", `git rev-parse HEAD:{package}` {name[:12]}" + (" and changes" if changed else "")
 
 
 def markdown(rows: list[dict[str, str]]) -> str:

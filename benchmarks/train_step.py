@@ -155,7 +155,7 @@ def start_up(data: Path, folder: Path) -> dict[str, float]:
         "Ray": "placing",
         "its workers": "loading",
         "model and data": "run ",
-        "compiling and training": "epoch 1/1",
+        "training": "epoch 1/1",
     }
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -186,7 +186,7 @@ def report(scratch: Path, quick: bool) -> None:
     B = 32 if quick else 128
     resnet = [*RESNET, f"data.batch_size={B}"]
     for name, settings, count in (
-        (f"ResNet-18, 32×32, B={B}", resnet, 6 if quick else 16),
+        (f"ResNet-18, 32×32, B={B}", resnet, 4 if quick else 16),
         ("small CNN, 8×8, B=64", SMALL, 100 if quick else 600),
     ):
         times, ratio = steps_in_turn(data, settings, count)
@@ -198,7 +198,7 @@ def report(scratch: Path, quick: bool) -> None:
             note=f"median of paired ratios; median steps {1e3 * times['dps']:.1f} and "
             f"{1e3 * times['baseline']:.1f} ms",
         )
-    rounds, most = (1, 6) if quick else (3, 100)
+    rounds, most = (1, 3) if quick else (3, 6)
     whole, compute, ratio = epoch_against_compute(data, resnet, rounds, most)
     found(
         "ResNet-18's epoch with data, targets, metrics against forward, backward, optimizer alone",
@@ -207,7 +207,7 @@ def report(scratch: Path, quick: bool) -> None:
         at_most=0.05,
         note=f"median of paired ratios; median steps {1e3 * whole:.0f} and {1e3 * compute:.0f} ms",
     )
-    held, total = checkpoint_stall(data, 3 if quick else 7)
+    held, total = checkpoint_stall(data, 2 if quick else 7)
     epoch = SHARD[0] / GPU_SPEED
     found(
         "checkpoint of a 300 MB shard: how long it holds training, of the "

@@ -1,14 +1,9 @@
 """`ray job submit` and `dps submit` on a real cluster: a head and a worker that want a token."""
 
 import json
-import os
-import re
-import secrets
 import socket
 import subprocess
-import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,93 +12,9 @@ import requests
 
 from dps_dist.errors import InputError, LostError
 from dps_dist.launch import jobs
-from tests.launch.training import DPS, OWN_RAY, PATIENCE_S, Training, kill, processes_of, rows_of
+from tests.launch.cluster import RAY, Cluster, free_ports
+from tests.launch.training import DPS, PATIENCE_S, rows_of
 from tests.launch.training import short_home as make_home
-
-RAY = Path(sys.executable).parent / "ray"
-LOOKED_S = 5.0  # Prometheus comes every 10 s, and finds a gauge for about 15 s after its process
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
-
-
-class Cluster:
-    """One CPU on each of two nodes, by `ray start`."""
-
-    def __init__(self, home: Path) -> None:
-        self.home, self.token = home, home / "token"
-        self.token.write_text(secrets.token_hex(16))
-        self.token.chmod(0o600)
-        self.stranger = Training(home, ()).env | OWN_RAY | {"HOME": str(home)}  # has no token
-        self.stranger["PATH"] = f"{RAY.parent}:{os.environ['PATH']}"
-        self.env = self.stranger | {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self.token),
-            # Killed after Ray's 3 s, on a busy machine, a run would have no last word
-            "RAY_JOB_STOP_WAIT_TIME_S": str(int(PATIENCE_S)),
-        }
-        gcs, dashboard, *agents = free_ports(4)
-        self.gcs, self.address = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
-        head = ["--head", f"--port={gcs}", f"--dashboard-port={dashboard}"]
-        self.nodes = [self._start(*head, f"--temp-dir={home}/ray", agent=agents[0])]
-        self._until_up()
-        self.nodes.append(self._start(f"--address={self.gcs}", agent=agents[1]))
-
-    def _start(self, *options: str, agent: int) -> subprocess.Popen:
-        command = [RAY, "start", *options, f"--dashboard-agent-listen-port={agent}"]
-        command += ["--num-cpus=1", "--disable-usage-stats", "--block"]
-        with (self.home / "ray.log").open("ab") as log:
-            return subprocess.Popen(
-                command, stdout=log, stderr=log, env=self.env, start_new_session=True
-            )
-
-    def _until_up(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            try:
-                if requests.get(f"{self.address}/api/version", timeout=5).status_code == 401:
-                    return
-            except requests.ConnectionError:
-                pass
-            time.sleep(0.2)
-        raise AssertionError((self.home / "ray.log").read_text())
-
-    def run(
-        self, *command: object, env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [str(word) for word in command],
-            capture_output=True,
-            text=True,
-            env=env or self.env,
-            cwd=self.home / "work",
-            timeout=PATIENCE_S,
-        )
-
-    def status(self, job: str) -> str:
-        return self.run(RAY, "job", "status", "--address", self.address, job).stdout
-
-    def ended(self, run: str, how: str) -> None:
-        """What Prometheus would see, though Ray reports every 10 s and the driver is gone."""
-        found = self.home / "ray" / "prom_metrics_service_discovery.json"
-        nodes = [one for group in json.loads(found.read_text()) for one in group["targets"]]
-        deadline = time.monotonic() + LOOKED_S
-        while time.monotonic() < deadline:
-            seen = "".join(requests.get(f"http://{one}/metrics", timeout=10).text for one in nodes)
-            if re.search(rf'^ray_dps_ended{{(?=.*run="{run}").*how="{how}"', seen, re.MULTILINE):
-                return
-            time.sleep(0.5)
-        raise AssertionError(seen)
-
-    def close(self) -> None:
-        for node in self.nodes:
-            kill(processes_of(node.pid))
-            node.wait()
 
 
 @pytest.fixture(scope="module")

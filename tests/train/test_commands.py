@@ -1,9 +1,7 @@
 """`dps audit`, `dps export` and `dps report` as they are typed, on real runs."""
 
-import re
 import shutil
 import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +12,6 @@ from dps_dist import recipes
 from dps_dist.cli import main
 from dps_dist.data import manifest as manifests
 from dps_dist.train.trained import load
-from tests import shown
 from tests.train.runs import trained
 
 NOISE = ["data.noise={kind: symmetric, rate: .4}", "method.tau=.8", "train.epochs=12"]
@@ -157,30 +154,3 @@ def test_folders_that_are_no_runs_are_left_out_of_several(dps, noisy, teacher, t
     for none in (["runs/sweep"], ["runs/sweep", "runs/sweep/runs"]):
         code, said = dps("report", *none, "--out", "table.md")
         assert code == 2 and "runs/sweep is no run, it has no config.yaml" in said.err
-
-
-def on_finished_runs():
-    """What the pages show of the runs that are copied below; not what needs other data, or long."""
-    asked = re.compile(
-        r"(report|audit|export) runs/(demo/dps|demo/baseline|first|dps|baseline|\*)( |$)"
-        r"|evaluate runs/demo/"
-    )
-    for command in (one for page in shown.PAGES for one in shown.in_blocks(page)):
-        others = {"--on", "--ood", "--fix", "--onnx"} & set(command.words)
-        if command.words[0] == "dps" and asked.match(" ".join(command.words[1:])) and not others:
-            yield command.words[1:]
-
-
-def test_the_commands_of_the_pages_do_what_they_say(dps, noisy, teacher, tmp_path):
-    """As after `make demo`, and with the runs that the pages call first, dps, baseline."""
-    for name in ("demo/dps", "first", "dps"):
-        shutil.copytree(noisy, tmp_path / "runs" / name)
-    for name in ("demo/baseline", "baseline"):
-        shutil.copytree(teacher, tmp_path / "runs" / name)
-    commands = dict.fromkeys(on_finished_runs())
-    assert {words[0] for words in commands} == {"report", "evaluate", "audit", "export"}
-    for words in commands:
-        shutil.rmtree(tmp_path / "exported", ignore_errors=True)
-        typed = [name for word in words for name in sorted(Path().glob(word)) or [word]]
-        code, said = dps(*typed)
-        assert code == 0 and "written to " in said.out, f"{words}: {said.err}"
