@@ -2,14 +2,15 @@
 
 `@kept(…)` is numba's `@njit(cache=True, …)` with three differences: two nodes that share a disk, of
 whatever CPUs, cannot take each other's code for their own; a folder that cannot be written, or has
-no room, costs seconds and no run; a damaged file is as good as none. The files are where numba puts
-them: in `__pycache__` beside the source or, if that is read-only, in the user's cache;
-`NUMBA_CACHE_DIR` names another place.
+no room, costs seconds and no run; a file that is damaged, or not this user's own, is as good as
+none. The files are where numba puts them: in `__pycache__` beside the source or, if that is
+read-only, in the user's cache; `NUMBA_CACHE_DIR` names another place.
 """
 
 import hashlib
 import os
 import pickle
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,17 +20,20 @@ import numba
 from numba.core.caching import FunctionCache
 from numba.core.serialize import dumps
 
+WRITABLE_BY_OTHERS = 0o022
 
-def kept(signature: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+
+def kept(signature: str | None = None, made_with: str = "", **options: Any) -> Any:
     """`njit` with these options; with a signature the function is compiled, or found, at once.
 
-    What it calls that is compiled must stand in its own file: only that one is seen to change.
+    made_with: the versions of libraries that it calls. What else it calls that is compiled must
+    stand in its own file: only that one is seen to change.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(**options)(function)
         with suppress(RuntimeError):  # no folder to write to
-            dispatcher._cache = _Kept(function, options)
+            dispatcher._cache = _Kept(function, made_with, options)
         if signature:
             dispatcher.compile(signature)
             dispatcher.disable_compile()
@@ -41,13 +45,17 @@ def kept(signature: str | None = None, **options: Any) -> Callable[[Callable[...
 class _Kept(FunctionCache):  # type: ignore[misc]
     """Numba's, on files of our own; no failure of theirs is one of the function's."""
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], made_with: str, options: dict[str, Any]
+    ) -> None:
         super().__init__(function)
-        source = self._impl.locator.get_source_stamp(), sorted(options.items())
-        self._cache_file = _Files(Path(self.cache_path), self._impl.filename_base, source)
+        source = self._impl.locator.get_source_stamp(), numba.__version__, made_with
+        named = {key: sorted(v) if isinstance(v, set) else v for key, v in options.items()}
+        base = self._impl.filename_base
+        self._cache_file = _Files(Path(self.cache_path), base, source, sorted(named.items()))
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        with suppress(Exception):  # unpickling what is damaged may raise anything
+        with suppress(Exception):  # unpickling what another numba wrote may raise anything
             return super().load_overload(sig, target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -56,30 +64,40 @@ class _Kept(FunctionCache):  # type: ignore[misc]
 
 
 class _Files:
-    """One file a signature, CPU and set of options, of which numba forgets the last. It numbers its
-    files and keeps an index, which two processes that write at once can leave wrong.
+    """One file for each signature, CPU and set of options, of which numba forgets the last. It
+    numbers its files and keeps an index, which two processes that write at once can leave wrong.
+
+    A file begins with the SHA-256 of the rest: LLVM ends the process over damaged machine code.
     """
 
-    def __init__(self, folder: Path, base: str, source: tuple[Any, Any]) -> None:
-        self.folder, self.base = folder, base
-        self.stamp, self.options = source
+    def __init__(self, folder: Path, base: str, source: Any, options: Any) -> None:
+        self.folder, self.base, self.source, self.options = folder, base, source, options
 
     def load(self, key: Any) -> Any:
-        path = self._path(key)
-        if not path.exists():
+        *where, code = key
+        try:
+            with self._path(where).open("rb") as file:
+                status, whole = os.fstat(file.fileno()), file.read()
+        except FileNotFoundError:
             return None
-        stamp, data = pickle.loads(path.read_bytes())  # as trusted as the .pyc beside it
-        return data if stamp == self.stamp else None
+        digest, rest = whole[:32], whole[32:]
+        ours = status.st_uid == os.geteuid() and not status.st_mode & WRITABLE_BY_OTHERS
+        if not ours or hashlib.sha256(rest).digest() != digest:
+            return None
+        stamp, data = pickle.loads(rest)
+        return data if stamp == (self.source, code) else None
 
     def save(self, key: Any, data: Any) -> None:
-        path = self._path(key)
-        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+        *where, code = key
+        path, rest = self._path(where), dumps(((self.source, code), data))
+        unfinished = path.with_suffix(f".{uuid.uuid4().hex}.tmp")  # nodes have the same pids
         try:
-            unfinished.write_bytes(dumps((self.stamp, data)))
+            unfinished.touch(0o600)
+            unfinished.write_bytes(hashlib.sha256(rest).digest() + rest)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
 
-    def _path(self, key: Any) -> Path:
-        made_for = repr((numba.__version__, self.options, key)).encode()
-        return self.folder / f"{self.base}.{hashlib.sha256(made_for).hexdigest()[:16]}.nbc"
+    def _path(self, where: Any) -> Path:
+        named = hashlib.sha256(repr((self.options, *where)).encode()).hexdigest()[:16]
+        return self.folder / f"{self.base}.{named}.nbc"

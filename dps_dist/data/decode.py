@@ -10,12 +10,14 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
 from llvmlite import binding
 from numba import carray, get_thread_id, njit, prange, types
 from numba import config as numba_config
+from numba.core.typing.ctypes_utils import make_function_type
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 from PIL import Image
@@ -61,25 +63,17 @@ class Crop:
     keep: float = 1.0
 
 
-def _by_name(symbol: str, function: Any, signature: Any) -> Any:
+def _by_name(symbol: str, function: Any) -> Any:
     """A function of FFCV's library that compiled code calls by a name, not by an address of this
     process: only such code can be kept.
     """
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    binding.add_symbol(symbol, address)
-    return types.ExternalFunction(symbol, signature)
+    binding.add_symbol(symbol, ctypes.cast(function, ctypes.c_void_p).value)
+    return types.ExternalFunction(symbol, make_function_type(function).sig)
 
 
-_address, _side = types.uintp, types.uint32
-_imdecode = _by_name(
-    "dps_ffcv_imdecode",
-    ctypes_imdecode,
-    types.int32(
-        *(_address, types.uint64, _side, _side),
-        *(_address, _side, _side, _side, _side, _side, _side, types.boolean, types.boolean),
-    ),
-)
-_resize = _by_name("dps_ffcv_resize", ctypes_resize, types.int32(*(11 * (types.int64,))))
+FFCV = f"ffcv {version('ffcv')}"
+_imdecode = _by_name("dps_ffcv_imdecode", ctypes_imdecode)
+_resize = _by_name("dps_ffcv_resize", ctypes_resize)
 
 
 @intrinsic
@@ -159,7 +153,7 @@ def _stored(address: Any, beton: Any) -> Any:
     return file[address : address + sizes[np.searchsorted(places, address)]]
 
 
-@kept(nogil=True)
+@kept(made_with=FFCV, nogil=True)
 def _decode_jpeg(stored: Any, height: int, width: int, out: Any) -> Any:
     """Not 0 when the bytes are damaged."""
     return _imdecode(
@@ -237,7 +231,8 @@ def _decode_batch(samples: Any, destination: Any, metadata: Any, beton: Any, how
 
 @cache
 def _compiled(parallel: bool) -> Any:
-    return kept(nogil=True, error_model="numpy", fastmath=True, parallel=parallel)(_decode_batch)
+    fast = {"nogil": True, "error_model": "numpy", "fastmath": True}
+    return kept(made_with=FFCV, parallel=parallel, **fast)(_decode_batch)
 
 
 class KeyedDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]

@@ -48,8 +48,9 @@ class MappedLoader(FFCVLoader):  # type: ignore[misc]
 
     def generate_code(self) -> None:
         """Without compiling: our decoder comes compiled."""
+        compiles = Compiler.is_enabled
         Compiler.set_enabled(False)
         try:
             super().generate_code()
         finally:
-            Compiler.set_enabled(True)
+            Compiler.set_enabled(compiles)

@@ -46,11 +46,16 @@ class Cluster:
         gcs, dashboard, *agents = free_ports(4)
         self.gcs, self.address = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
         head = ["--head", f"--port={gcs}", f"--dashboard-port={dashboard}"]
-        self.nodes = [self._start(*head, f"--temp-dir={home}/ray", agent=agents[0])]
-        self._until(lambda: self._asked("api/version", {}).status_code == 401)
-        self.nodes.append(self._start(f"--address={self.gcs}", agent=agents[1]))
         secret = {"Authorization": f"Bearer {self.token.read_text()}"}
-        self._until(lambda: self._asked("nodes?view=summary", secret).text.count('"ALIVE"') == 2)
+        self.nodes = [self._start(*head, f"--temp-dir={home}/ray", agent=agents[0])]
+        try:
+            self._until(lambda: self._asked("api/version", {}).status_code == 401)
+            self.nodes.append(self._start(f"--address={self.gcs}", agent=agents[1]))
+            nodes = "nodes?view=summary"
+            self._until(lambda: self._asked(nodes, secret).text.count('"ALIVE"') == 2)
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, *options: str, agent: int) -> subprocess.Popen:
         command = [RAY, "start", *options, f"--dashboard-agent-listen-port={agent}"]
@@ -66,7 +71,7 @@ class Cluster:
     def _until(self, reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            with suppress(requests.ConnectionError):
+            with suppress(requests.RequestException):
                 if reached():
                     return
             time.sleep(0.2)
