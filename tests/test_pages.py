@@ -14,8 +14,9 @@ import sys
 
 import numpy as np
 import pytest
+import typer.main
 
-from dps_dist.cli import main
+from dps_dist.cli import app, main
 from tests import shown
 from tests.conftest import write_photos
 from tests.data.test_sources import write_cifar
@@ -24,7 +25,7 @@ from tests.launch.training import DPS, PATIENCE_S, short_home
 from tests.shown import PAGES, ROOT
 
 ELSEWHERE = {
-    "make": "`make demo` is typed below, command by command; `make test` is this",
+    "make": "the runs of `make demo` are made below; `make test` is this",
     "pip": "makes the environment that this runs in",
     "deploy/reproduce/": "tests/deploy/test_reproduce.py runs them, small",
     "docker": "docker/verify.sh builds the image and runs it; what `exec` is given is typed",
@@ -53,6 +54,7 @@ SMALLER = {
 }
 WINS = {"--workers": "2", "--workers-per-trial": "1", "--trials": "2", "--hold-out": "12"}
 TRAINS = ("dps train", "dps submit", "python tune/")
+NAMED = ("--out", "--name")
 PROGRAMS = {"dps": DPS, "ray": RAY}
 
 
@@ -95,12 +97,13 @@ class Typist:
         (folder / "data/digits").unlink()
         shutil.copytree(small / "data/digits", folder / "data/digits")  # an audit writes there
         (folder / "docs/results").mkdir(parents=True)
+        shutil.copytree(ROOT / "tune", folder / "tune")  # which goes with a job
         (folder / "my.yaml").write_text("extends: imagenet-resnet152\n")
-        (folder / "space.yaml").write_text("method.gamma: [.9, .95, 1]\n")
 
     def type(self, words, here=None):
         """here: a `dps` that does not start another process for what needs none."""
         words = [self.place(word) for word in made_smaller(words)]
+        self.make_room(words)
         if words[0] == "dps" and words[1] not in ("train", "submit"):
             for word in words[2:]:
                 self.there(word, words)
@@ -122,6 +125,12 @@ class Typist:
         word = re.sub(r"(?<![\w.])/shared/", f"{self.folder}/shared/", word)
         word = word.replace("s3://bucket/", f"{self.folder}/bucket/")
         return re.sub(r"http://[\w.]+:8265", self.cluster.address, word)
+
+    def make_room(self, words):
+        """A page may begin the same run in several ways."""
+        if "--name" in words and "--resume" not in words:
+            out, name = (words[words.index(one) + 1] if one in words else "runs" for one in NAMED)
+            shutil.rmtree(self.folder / out / name, ignore_errors=True)
 
     def there(self, word, words):
         """A run that a page takes for finished."""
@@ -205,12 +214,22 @@ def here(monkeypatch, capsys):
     return run
 
 
+def typed_of(page):
+    return [words for words in map(plain, shown.in_blocks(page)) if typed_here(words)]
+
+
+def test_every_command_stands_on_some_page():
+    """Nothing is left out by a mistake in how pages are read."""
+    typed = {words[1] for page in PAGES for words in typed_of(page) if words[0] == "dps"}
+    assert typed == set(typer.main.get_command(app).commands)
+
+
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", filter(typed_of, PAGES), ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_a_page_can_be_typed(page, request, here, tmp_path):
-    commands = [words for words in map(plain, shown.in_blocks(page)) if typed_here(words)]
-    if not commands:
-        return
+    commands = typed_of(page)
     typist = Typist(
         tmp_path / "page", *map(request.getfixturevalue, ("small", "cluster", "finished"))
     )

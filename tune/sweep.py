@@ -27,10 +27,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 @app.command(
     epilog=examples(
-        "python tune/sweep.py digits-sym40 --space space.yaml",
-        "python tune/sweep.py digits-sym40 --space space.yaml --search random --trials 20 "
+        "python tune/sweep.py digits-sym40 --space tune/space.yaml",
+        "python tune/sweep.py digits-sym40 --space tune/space.yaml --search random --trials 20 "
         "--scheduler asha",
-        "python tune/sweep.py digits-sym40 --space space.yaml --search optuna --trials 20",
+        "python tune/sweep.py digits-sym40 --space tune/space.yaml --search optuna --trials 20",
     )
 )
 def sweep(

@@ -68,7 +68,7 @@ def _memory() -> Finding:
 def _disk(folder: Path) -> Finding:
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
-    remedy = "ImageNet takes 100 to 350 GB as .beton; make room or work elsewhere"
+    remedy = "ImageNet takes 65 to 350 GB as .beton; make room or work elsewhere"
     return _noted("disk", free > 5e9, f"{free / 1e9:.1f} GB free at {there}", remedy)
 
 
