@@ -81,10 +81,13 @@ def code() -> str:
     """What was measured, by the name that git has for the package's files: commits that change
     others, or that are squashed, leave it.
     """
-    git, package = ["git", "-C", str(HERE.parent)], "dps_dist"
+    package, git = "dps_dist", ["git", "-C", str(HERE.parent)]
     name, changed = (
         subprocess.run([*git, *words], capture_output=True, text=True).stdout.strip()
-        for words in (["rev-parse", "--verify", "--quiet", f"HEAD:{package}"], ["status", "--porcelain", package])
+        for words in (
+            ["rev-parse", "--verify", "--quiet", f"HEAD:{package}"],
+            ["status", "--porcelain", package],
+        )
     )
     if not name:
         return ""

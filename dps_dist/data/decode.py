@@ -231,8 +231,9 @@ def _decode_batch(samples: Any, destination: Any, metadata: Any, beton: Any, how
 
 @cache
 def _compiled(parallel: bool) -> Any:
-    fast = {"nogil": True, "error_model": "numpy", "fastmath": True}
-    return kept(made_with=FFCV, parallel=parallel, **fast)(_decode_batch)
+    return kept(made_with=FFCV, nogil=True, error_model="numpy", fastmath=True, parallel=parallel)(
+        _decode_batch
+    )
 
 
 class KeyedDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]

@@ -34,7 +34,7 @@ def _pixels(side: int) -> tuple[float, float]:
     return 3.0 * side**2, 3.0 * side**2
 
 
-# Photographs, by what FFCV says of ImageNet: all as JPEG, or as `prepare` does, half of them as pixels.
+# Photographs, by what FFCV's authors say: all as JPEG; half of them as pixels, as `prepare` does.
 KNOWN = {
     "imagenet": Known(1_281_167, 1000, 50_000, (50e3, 275e3)),
     "imagenet21k": Known(14_197_122, 21_841, 0, (50e3, 275e3)),

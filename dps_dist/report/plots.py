@@ -1,6 +1,8 @@
-"""Runs → curves over the epochs: panels for the page, or one figure as a file."""
+"""Runs → curves over the epochs: panels for the page, or one figure as a file, in which runs that
+differ in nothing but seeds are one line with a band."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +17,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from dps_dist.errors import InputError
 from dps_dist.report import write_whole
 from dps_dist.report.drawing import STYLE, Drawing, look, saved
-from dps_dist.report.tables import Run, labels, same_data
+from dps_dist.report.tables import Run, group_labels, labels, repeats, same_data
 from dps_dist.report.values import Array, finite, number
+
+SEEDS = ": {} seeds"
 
 
 class Panel(NamedTuple):
@@ -63,20 +67,20 @@ def drawings(runs: Sequence[Run], panels: Sequence[Panel] = PANELS) -> list[Draw
 
 
 def save(runs: Sequence[Run], out: Path) -> Path:
-    """All panels and a legend in one figure: a .png, or an .svg."""
+    """All panels and a legend in one figure: a .png, or an .svg. Seeds are drawn as one."""
     kind = out.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg"):
         raise InputError(f"--out is {out}: give a picture's name that ends in .png or .svg")
     same_data(runs)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": "dps"}):
-        panels = drawable(runs)
+        panels, bundles = drawable(runs), bundled(runs)
         rows = max(1, (len(panels) + 1) // 2)
         figure = Figure(figsize=(8, 2.5 * rows + 0.4), layout="constrained")
         for k, panel in enumerate(panels):
             axes = figure.add_subplot(rows, 2, k + 1)
             axes.set_title(panel.title)
-            _draw(axes, runs, panel)
-        _add_legend(figure, runs)
+            _draw_bundles(axes, bundles, panel)
+        _add_legend(figure, list(bundles))
         return write_whole(out, saved(figure, kind))
 
 
@@ -108,18 +112,54 @@ def _draw(axes: Axes, runs: Sequence[Run], panel: Panel) -> None:
         in_percent(axes)
 
 
-def _curve(run: Run, key: str) -> tuple[Array, Array] | None:
+def bundled(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Label → the runs of one line: those that differ in nothing but seeds, or one by itself."""
+    groups = repeats(runs)
+    named = dict(zip(labels(runs), ([run] for run in runs), strict=True))
+    found = dict(enumerate(named.items()))
+    for title, group in zip(group_labels(runs, groups, SEEDS), groups, strict=True):
+        found |= {group[0]: (title, [runs[k] for k in group])}
+        found = {k: one for k, one in found.items() if k not in group[1:]}
+    return _without_common_begin(dict(found.values()))
+
+
+def _without_common_begin(named: dict[str, list[Run]]) -> dict[str, list[Run]]:
+    """`te`, `dps` for `cifar10-te`, `cifar10-dps`: a legend has little room."""
+    common = os.path.commonprefix(list(named)) if len(named) > 1 else ""  # noqa: RUF071  # no paths
+    begin = common.rfind("-") + 1
+    return {label[begin:]: members for label, members in named.items()}
+
+
+def _draw_bundles(axes: Axes, bundles: Mapping[str, list[Run]], panel: Panel) -> None:
+    curves = []
+    for k, members in enumerate(bundles.values()):
+        found = [_curve(run, panel.key) for run in members]
+        x = found[0][0]
+        if len(found) > 1 and all(np.array_equal(x, other) for other, _ in found):
+            values = np.array([y for _, y in found])
+            curves.append((x, values.mean(axis=0)))
+            axes.fill_between(
+                x, values.min(axis=0), values.max(axis=0), color=look(k)["color"], alpha=0.15, lw=0
+            )
+        else:  # one run, or seeds that were not evaluated alike
+            curves.append(found[0])
+    lines(axes, curves, "epoch")
+    if panel.percent:
+        in_percent(axes)
+
+
+def _curve(run: Run, key: str) -> tuple[Array, Array]:
     rows = [(row["epoch"], number(row, key)) for row in run.epochs]
     points = [(epoch, value) for epoch, value in rows if value is not None]
     x, y = np.array(points, float).reshape(-1, 2).T
     return x, y
 
 
-def _add_legend(figure: Figure, runs: Sequence[Run]) -> None:
-    lines = [Line2D([], [], **look(k)) for k in range(len(runs))]
-    names = [label if len(label) <= 60 else f"{label[:59]}…" for label in labels(runs)]
+def _add_legend(figure: Figure, labels: Sequence[str]) -> None:
+    lines = [Line2D([], [], **look(k)) for k in range(len(labels))]
+    names = [label if len(label) <= 60 else f"{label[:59]}…" for label in labels]
     columns = max(1, min(len(names), 110 // (max(map(len, names)) + 6)))
-    places = [str(k) for k in range(len(runs))]
+    places = [str(k) for k in range(len(labels))]
     legend = figure.legend(lines, places, loc="outside lower center", ncols=columns)
     # Written afterwards: a legend leaves out names that begin with _, and reads $ as mathematics.
     for text, name in zip(legend.get_texts(), names, strict=True):

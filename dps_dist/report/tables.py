@@ -23,6 +23,7 @@ Better = Callable[[Iterable[float]], float]
 Column = tuple[str, list[float | None], Callable[[float], str], Better]
 HOLD_ANYTHING = ("imagefolder", "idx")  # sources of which each folder is another data set
 OF_THE_DATA = ("samples", "classes", "sum of class names")  # in the summary of a finished run
+MEAN = ", mean ± std of {} seeds"
 NAME_WIDTH = 16  # of a run's name that is broken, where the terminal is narrow
 ABOUT_MEANS = "Mean ± std: of finished runs that differ in nothing but seeds; std divides by n − 1."
 LEAST_FIRST = ("images/s", "best accuracy", "method", "NLL")  # what is left out there
@@ -155,11 +156,23 @@ def repeats(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def name_of(group: Sequence[Run]) -> str:
-    """`dps-seed…, mean ± std of 3 seeds`, of dps-seed0, dps-seed1 and dps-seed2."""
+    """`dps-seed…`, of dps-seed0, dps-seed1 and dps-seed2."""
     names = [run.name for run in group]
     common = os.path.commonprefix(names)  # noqa: RUF071  # they are no paths
     common += "…" if set(names) != {common} else ""
-    return f"{common if common != '…' else ', '.join(names)}, mean ± std of {len(names)} seeds"
+    return common if common != "…" else ", ".join(names)
+
+
+def group_labels(
+    runs: Sequence[Run], groups: Sequence[Sequence[int]], note: str = MEAN
+) -> list[str]:
+    """The groups' names and the note, with their folders where names are alike."""
+    members = [[runs[k] for k in group] for group in groups]
+    names = [name_of(group) + note.format(len(group)) for group in members]
+    return [
+        f"{name} ({_shown(group[0].folder.parent)})" if names.count(name) > 1 else name
+        for name, group in zip(names, members, strict=True)
+    ]
 
 
 def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
@@ -191,10 +204,7 @@ def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
         under_way = progress(run)
         name = f"{label}, {under_way}" if under_way else label
         rows.append([Cell(name), _method(run), *(column[k] for column in shown.values())])
-    names = [name_of([runs[member] for member in group]) for group in groups]
-    for k, group in enumerate(groups):
-        alike = names.count(names[k]) > 1
-        name = f"{names[k]} ({_shown(runs[group[0]].folder.parent)})" if alike else names[k]
+    for k, (name, group) in enumerate(zip(group_labels(runs, groups), groups, strict=True)):
         rows.append([Cell(name), _method(runs[group[0]]), *(means[title][k] for title in shown)])
     return ["run", "method", *shown], rows
 

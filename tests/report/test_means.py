@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from dps_dist.report import html, markdown, tables
+from dps_dist.report import html, markdown, plots, tables
 from tests.report.folders import arrays, epoch, evaluate, evaluation, rows, write_run
 from tests.report.pages import Page
 from tests.report.test_report import in_terminal
@@ -110,3 +111,29 @@ def test_ta_kl_says_from_how_many_checkpoints(tmp_path):
     )
     run.evaluation.facts["ta_kl"] = {"epochs": [4], "value": [0.1]}
     assert "TA-KL is of 1 earlier checkpoint that the run kept" in Page(html.page([run])).text
+
+
+def test_a_picture_has_a_line_and_a_band_for_the_seeds_of_each_method(tmp_path):
+    te = {"method": {"name": "te"}}
+    alone = tables.read(write_run(tmp_path / "alone", [epoch(1), epoch(2)], config=te))
+    runs = [*seeds_of(tmp_path, "dps"), alone, *seeds_of(tmp_path, "ls")]
+    bundles = plots.bundled(runs)
+    assert list(bundles) == ["dps-s…: 3 seeds", "alone", "ls-s…: 3 seeds"]
+    assert [len(members) for members in bundles.values()] == [3, 1, 3]
+    axes = Figure().add_subplot()
+    plots._draw_bundles(axes, bundles, plots.PANELS[0])
+    ends = [line.get_ydata()[-1] for line in axes.lines]
+    assert ends == pytest.approx([np.mean(ACCURACY["dps"]), 0.902, np.mean(ACCURACY["ls"])])
+    bands = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
+    assert [(band.min(), band.max()) for band in bands] == [
+        (0.901, max(ACCURACY["dps"])),
+        (min(ACCURACY["ls"]), max(ACCURACY["ls"])),
+    ]
+
+
+def test_what_all_names_of_a_picture_begin_with_is_left_out(tmp_path):
+    rows = [epoch(1)]
+    names = ["cifar10-wrn10_2-te", "cifar10-wrn10_2-dps"]
+    runs = [tables.read(write_run(tmp_path / name, rows, name)) for name in names]
+    assert list(plots.bundled(runs)) == ["te", "dps"]
+    assert list(plots.bundled(runs[:1])) == names[:1]

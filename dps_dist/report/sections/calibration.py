@@ -11,7 +11,7 @@ from dps_dist.report.drawing import Album, Drawing, slug
 from dps_dist.report.evaluation import Bins
 from dps_dist.report.figures import reliability
 from dps_dist.report.markup import details, heading, paragraph, section, table
-from dps_dist.report.tables import ABOUT_MEANS, Run, labels, name_of, repeats
+from dps_dist.report.tables import ABOUT_MEANS, Run, group_labels, labels, repeats
 from dps_dist.report.values import (
     ABSENT,
     MEASURES,
@@ -63,15 +63,14 @@ def calibration(runs: Sequence[Run], album: Album) -> str:
 
 def _means(runs: Sequence[Run]) -> list[Entry]:
     """Of runs that differ in nothing but seeds, where all were evaluated on the same split."""
-    entries = []
-    for group in repeats(runs):
+    entries, groups = [], repeats(runs)
+    for name, group in zip(group_labels(runs, groups), groups, strict=True):
         found = [runs[k].evaluation for k in group]
         held = [one for one in found if one is not None]
         if len(held) == len(found) and len({str(one.facts.get("split")) for one in held}) == 1:
             keys = dict.fromkeys(key for one in held for key in one.figures)
             over = spread([{key: number(one.figures, key) for key in keys} for one in held])
             known = {key: value for key, value in over.mean.items() if finite(value)}
-            name = name_of([runs[k] for k in group])
             entries.append(Entry(name, known, std=over.std, kind="mean"))
     return entries
 

@@ -9,7 +9,7 @@ from dps_dist.report.drawing import Album, slug
 from dps_dist.report.figures import lines
 from dps_dist.report.markup import details, heading, legend, paragraph, section, table
 from dps_dist.report.sections.calibration import Entry, figures_table
-from dps_dist.report.tables import Better, Run, labels, name_of, repeats
+from dps_dist.report.tables import Better, Run, group_labels, labels, repeats
 from dps_dist.report.values import (
     ABSENT,
     Array,
@@ -31,7 +31,8 @@ def elsewhere(runs: Sequence[Run], album: Album) -> str:
     found = [run.evaluation.on if run.evaluation else {} for run in runs]
     wanted = dict.fromkeys((name, held.get("kind")) for on in found for name, held in on.items())
     names = labels(runs)
-    groups = [(name_of([runs[k] for k in group]), group) for group in repeats(runs)]
+    found_groups = repeats(runs)
+    groups = list(zip(group_labels(runs, found_groups), found_groups, strict=True))
     parts = []
     for k, (name, kind) in enumerate(wanted):
         held = [_of_kind(on.get(name, {}), kind) for on in found]
