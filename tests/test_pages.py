@@ -183,7 +183,7 @@ def small(digits, tmp_path_factory):
 @pytest.fixture(scope="module")
 def cluster():
     with short_home() as home:
-        made = Cluster(home)
+        made = Cluster(home, cpus=(2,))
         try:
             yield made
         finally:
@@ -233,7 +233,7 @@ def test_every_command_stands_on_some_page():
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "page", filter(typed_of, PAGES), ids=lambda page: str(page.relative_to(ROOT))
+    "page", list(filter(typed_of, PAGES)), ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_a_page_can_be_typed(page, request, here, tmp_path):
     commands = typed_of(page)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,9 +29,13 @@ def free_ports(count: int) -> list[int]:
 
 
 class Cluster:
-    """One CPU on each of two nodes, by `ray start`."""
+    """Nodes with so many CPUs each, by `ray start`.
 
-    def __init__(self, home: Path) -> None:
+    Nodes of one machine share Ray's folder, where one takes a job's working directory from under
+    the other: a job that looks for it later wants a cluster of one.
+    """
+
+    def __init__(self, home: Path, cpus: Sequence[int] = (1, 1)) -> None:
         self.home, self.token = home, home / "token"
         self.token.write_text(secrets.token_hex(16))
         self.token.chmod(0o600)
@@ -43,23 +47,25 @@ class Cluster:
             # Killed after Ray's 3 s, on a busy machine, a run would have no last word
             "RAY_JOB_STOP_WAIT_TIME_S": str(int(PATIENCE_S)),
         }
-        gcs, dashboard, *agents = free_ports(4)
+        gcs, dashboard, *agents = free_ports(2 + len(cpus))
         self.gcs, self.address = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
         head = ["--head", f"--port={gcs}", f"--dashboard-port={dashboard}"]
         secret = {"Authorization": f"Bearer {self.token.read_text()}"}
-        self.nodes = [self._start(*head, f"--temp-dir={home}/ray", agent=agents[0])]
+        head += [f"--temp-dir={home}/ray"]
+        self.nodes = [self._start(*head, agent=agents[0], cpus=cpus[0])]
         try:
             self._until(lambda: self._asked("api/version", {}).status_code == 401)
-            self.nodes.append(self._start(f"--address={self.gcs}", agent=agents[1]))
+            for agent, count in zip(agents[1:], cpus[1:], strict=True):
+                self.nodes.append(self._start(f"--address={self.gcs}", agent=agent, cpus=count))
             nodes = "nodes?view=summary"
-            self._until(lambda: self._asked(nodes, secret).text.count('"ALIVE"') == 2)
+            self._until(lambda: self._asked(nodes, secret).text.count('"ALIVE"') == len(cpus))
         except BaseException:
             self.close()
             raise
 
-    def _start(self, *options: str, agent: int) -> subprocess.Popen:
+    def _start(self, *options: str, agent: int, cpus: int) -> subprocess.Popen:
         command = [RAY, "start", *options, f"--dashboard-agent-listen-port={agent}"]
-        command += ["--num-cpus=1", "--disable-usage-stats", "--block"]
+        command += [f"--num-cpus={cpus}", "--disable-usage-stats", "--block"]
         with (self.home / "ray.log").open("ab") as log:
             return subprocess.Popen(
                 command, stdout=log, stderr=log, env=self.env, start_new_session=True
