@@ -42,10 +42,12 @@ class Shown(NamedTuple):
 def split_of(run: Trained, name: str | None = None) -> Shown:
     """The split that a run is evaluated on, or the samples that it held out of training."""
     data = run.config.data
+    given = f"--split is {name}" if name else f"evaluate.split is {run.config.evaluate.split}"
     name = name or run.config.evaluate.split
     if name != HOLD_OUT:
         shown = manifests.read(data.path, name)
         check_classes(run, shown)
+        manifests.check_labelled(shown, shown.clean_labels, given)
         return Shown(shown, None)
     train_set = manifests.read(data.path, "train")
     check_classes(run, train_set)
@@ -53,6 +55,7 @@ def split_of(run: Trained, name: str | None = None) -> Shown:
     held_out = split(len(train_set), data.hold_out, data.hold_out_seed).held_out
     if held_out is None:
         raise InputError(f"--split is hold_out: {run.folder} held nothing out; give val")
+    manifests.check_labelled(train_set, train_set.clean_labels[held_out], given)
     return Shown(train_set, held_out)
 
 

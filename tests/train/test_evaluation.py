@@ -21,6 +21,7 @@ from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
 from dps_dist.evaluate import metrics
 from dps_dist.evaluate.calibration import fit_temperature
+from dps_dist.launch.ray_train import check
 from dps_dist.train.checkpoint import Writer, open_checkpoint
 from dps_dist.train.evaluation import ensemble, evaluate, over_seeds
 from dps_dist.train.manifest import FOLDER, Moment, complete
@@ -409,8 +410,28 @@ def test_prepared_corruptions_are_not_taken_for_one(cifar, tmp_path):
     unlabelled.labels = np.full(20, -1)
     folder = tmp_path / "p"
     write_split(unlabelled, folder, "tilt", {"source": "cifar10-p"}, raw, workers=1)
-    with pytest.raises(InputError, match=r"--on p is .*: tilt.beton has samples without a label; "):
+    said = r"--on p is .*: .*tilt.beton has 20 of 20 samples without a label; give "
+    with pytest.raises(InputError, match=said):
         evaluate([str(cifar)], on={"p": str(folder)})
+
+
+def test_a_split_without_labels_is_refused(cifar, tmp_path, monkeypatch, capsys):
+    """As --split and as the run's own, before anything is computed."""
+    data = shutil.copytree(load(cifar).config.data.path, tmp_path / "data")
+    unlabelled = FakeCifar(20)
+    unlabelled.labels = np.full(20, -1)
+    write_split(unlabelled, data, "tilt", {"source": "cifar10-p"}, ImageOptions("raw"), workers=1)
+    run = changed(cifar, tmp_path / "run", f"data.path={data}")
+    own = changed(run, tmp_path / "own", "evaluate.split=tilt")
+    for words, given in (((run, "--split", "tilt"), "--split"), ((own,), "evaluate.split")):
+        assert run_command(monkeypatch, *words) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{given} is tilt: {data}/tilt.beton has 20 of 20 samples without a label; give " in said
+    with pytest.raises(InputError, match=r"evaluate.split is tilt: .* without a label; give "):
+        check(load(own).config)
+    write_split(unlabelled, data, "train", {"source": "cifar10"}, ImageOptions("raw"), workers=1)
+    with pytest.raises(InputError, match=r"data.path is .*: .*train.beton has 20 of 20 samples "):
+        check(load(run).config)
 
 
 # ---- the command
