@@ -9,7 +9,8 @@ from dps_dist.data import manifest as manifests
 from dps_dist.data.loader import shows_whole
 from dps_dist.errors import InputError
 from dps_dist.train.evaluation import JSON, every_figure, numbers
-from dps_dist.train.state import MEASURED, SUMMARY
+from dps_dist.train.files import SUMMARY
+from dps_dist.train.state import MEASURED
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, names_sum
 
