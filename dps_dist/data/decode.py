@@ -231,7 +231,7 @@ def _decode_batch(samples: Any, destination: Any, metadata: Any, beton: Any, how
 
 @cache
 def _compiled(parallel: bool) -> Any:
-    fast = {"nogil": True, "error_model": "numpy", "fastmath": True}
+    fast: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": True}
     return kept(made_with=FFCV, parallel=parallel, **fast)(_decode_batch)
 
 
