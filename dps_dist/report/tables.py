@@ -72,9 +72,7 @@ def read(folder: Path) -> Run:
         raise InputError(f"{folder} is no folder: give a run's, such as runs/digits-dps")
     file = folder / CONFIG
     if not file.is_file():
-        raise InputError(
-            f"{folder} is no run, it has no {CONFIG}: give one that `dps train` wrote"
-        )
+        raise InputError(f"{folder} is no run, it has no {CONFIG}: give one that `dps train` wrote")
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):

@@ -1,5 +1,5 @@
-"""The files of a run's folder by name, and metrics.jsonl as everybody reads it: the report too, which
-does without torch.
+"""The files of a run's folder by name, and metrics.jsonl as everybody reads it: the report, too,
+which does without torch.
 """
 
 import json

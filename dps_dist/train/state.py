@@ -15,7 +15,6 @@ from dps_dist.train.checkpoint import Opened, open_checkpoint
 from dps_dist.train.files import METRICS, SUMMARY
 from dps_dist.train.manifest import TARGETS, newest_whole
 from dps_dist.train.setup import Training
-from dps_dist.train.storage import Storage
 from dps_dist.train.trained import check_data, labels_sum, names_sum
 
 MEASURED = ("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts")  # of the model
