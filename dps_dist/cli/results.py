@@ -106,7 +106,7 @@ def evaluate(
     spread = evaluation.over_seeds(found)
     for table in terminal.tables(rows, together, spread, width=console.width):
         console.print(table)
-    for line in terminal.elsewhere(rows, spread):
+    for line in (*terminal.elsewhere(rows, spread), *terminal.notes(rows)):
         say(line)
     if out is not None:
         of_all = {"ensemble": together} if together else {}

@@ -41,8 +41,8 @@ def train(
 ) -> None:
     """Train a model on a Ray cluster, or on this machine where there is none."""
     from dps_dist.launch import runs
+    from dps_dist.train.files import CONFIG
     from dps_dist.train.storage import without_secrets
-    from dps_dist.train.trained import CONFIG
 
     asked = [*(settings or ()), *([] if workers is None else [f"launch.workers={workers}"])]
     run = runs.open_run(recipe, asked, out, name, resume)

@@ -194,7 +194,8 @@ class Launch(Section):
     )
     cpus_per_worker: Above0 = Field(1.0, description="CPUs of a worker, and its threads")
     gpus_per_worker: AtLeast0 | None = Field(
-        None, description="GPUs of a worker; none: 1 where the cluster has any"
+        None,
+        description="GPUs of a worker, below 1 only for a single one; none: 1 if there are any",
     )
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
         "PACK", description="Ray's placement strategy for the workers"

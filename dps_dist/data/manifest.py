@@ -125,6 +125,18 @@ def read(folder: Path | str, split: str) -> Manifest:
     return manifest
 
 
+def check_labelled(manifest: Manifest, labels: NDArray[np.int64], given: str) -> None:
+    """Refuse a split with samples that have no label. labels: those of it that are needed.
+    given: which field or option named it, and as what."""
+    without = int((labels < 0).sum())
+    if without:
+        raise InputError(
+            f"{given}: {manifest.beton} has {without:,} of {len(labels):,} samples without a "
+            "label; give a split whose samples all have one, and CIFAR-10-P to `dps evaluate --on` "
+            "as its .npy files"
+        )
+
+
 def beton_fields(beton: Path) -> list[str]:
     """The field names of a .beton; an InputError when it is not a whole one."""
     return _names(_header(beton)[1])

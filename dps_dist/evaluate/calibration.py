@@ -2,23 +2,31 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from dps_dist.evaluate.chunks import chunks
 
 BOUNDS = (1e-2, 1e2)  # of the temperature, where every prediction is right, or none
 
 
+@torch.no_grad()
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """T* = argmin_T NLL(z/T), by LBFGS on log T from T = 1, in float64."""
-    z, labels = logits.detach().double(), labels.long()
-    with torch.enable_grad():
-        log_t = torch.zeros((), dtype=torch.float64, device=z.device, requires_grad=True)
-        search = torch.optim.LBFGS([log_t], max_iter=100, line_search_fn="strong_wolfe")
+    """T* = argmin_T NLL(z/T), by LBFGS on log T from T = 1, in float64, a part of z at a time.
 
-        def nll() -> Tensor:
-            search.zero_grad()
-            loss = F.cross_entropy(z / log_t.exp(), labels)
-            torch.autograd.backward(loss)
-            return loss
+    With p = softmax(z/T), its slope d/d(log T) is Σ_i (ln p_iy − Σ_j p_ij·ln p_ij) / N.
+    """
+    labels = labels.long()
+    log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([log_t], max_iter=100, line_search_fn="strong_wolfe")
 
-        search.step(nll)  # type: ignore[no-untyped-call]
+    def nll() -> Tensor:
+        with torch.no_grad():
+            sums = torch.zeros(2, dtype=torch.float64)
+            for z, y in chunks(logits, labels):
+                log_p = (z / log_t.exp()).log_softmax(1)
+                own = log_p.gather(1, y.unsqueeze(1)).sum()
+                sums += torch.stack([-own, own - (log_p.exp() * log_p).sum()])
+            log_t.grad = sums[1] / len(labels)
+            return sums[0] / len(labels)
+
+    search.step(nll)  # type: ignore[no-untyped-call]
     return min(max(float(log_t.detach().exp()), BOUNDS[0]), BOUNDS[1])

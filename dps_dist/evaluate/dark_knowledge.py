@@ -3,6 +3,7 @@
 The penultimate layer is seen in a plane, three classes at a time (Müller et al., 2019).
 """
 
+import math
 from typing import Any, TypedDict
 
 import numpy as np
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from dps_dist.errors import InputError
 from dps_dist.evaluate.chunks import chunks
+
+MOST_CLASSES = 4096  # μ of more would take gigabytes: K² numbers, in float64 and several times
+FIRST_PAIRS = 4  # a class: more than are joined until three of random ones are
 
 Three = tuple[int, int, int]
 
@@ -101,25 +105,40 @@ def similar_and_dissimilar(mu: Tensor) -> tuple[Three, Three]:
     return (a, b, c), (d, e, f)
 
 
+def _pairs(similarity: NDArray[Any], below: float) -> NDArray[Any]:
+    """S of the pairs a < b, at a·K + b: so they are in order. below: what stands elsewhere."""
+    return np.where(np.tri(len(similarity), dtype=bool), below, similarity).ravel()
+
+
 def _two_and_one(similarity: NDArray[Any]) -> Three:
-    row, column = np.triu_indices(len(similarity), 1)
-    pair = similarity[row, column].argmax()
-    a, b = int(row[pair]), int(column[pair])
+    a, b = divmod(int(_pairs(similarity, -np.inf).argmax()), len(similarity))
     to_either = np.maximum(similarity[a], similarity[b])
     to_either[[a, b]] = np.inf
     return a, b, int(to_either.argmin())
 
 
 def _three_apart(similarity: NDArray[Any]) -> Three:
-    """Join pairs from the least similar on; the first triangle that closes is the answer."""
-    row, column = np.triu_indices(len(similarity), 1)
-    order = similarity[row, column].argsort(kind="stable")
-    joined = [0] * len(similarity)  # of each class, a bit for each other one
-    for a, b in zip(row[order].tolist(), column[order].tolist(), strict=True):
-        if both := joined[a] & joined[b]:
-            lowest = (both & -both).bit_length() - 1
-            first, second, third = sorted((a, b, lowest))
-            return first, second, third
-        joined[a] |= 1 << b
-        joined[b] |= 1 << a
-    raise AssertionError("all pairs of three classes are a triangle")
+    """Join pairs from the least similar on; the first triangle that closes is the answer.
+
+    It closes early, mostly: so only as many pairs are put in order as are joined.
+    """
+    classes = len(similarity)
+    values = _pairs(similarity, np.inf)
+    joined = np.zeros((classes, classes), dtype=bool)
+    done, sought = 0, FIRST_PAIRS * classes
+    while True:
+        for a, b in _least(values, min(sought, classes * (classes - 1) // 2))[done:]:
+            both = joined[a] & joined[b]
+            if both.any():
+                first, second, third = sorted((int(a), int(b), int(both.argmax())))
+                return first, second, third
+            joined[a, b] = joined[b, a] = True
+            done += 1
+        sought *= FIRST_PAIRS
+
+
+def _least(values: NDArray[Any], count: int) -> NDArray[np.intp]:
+    """The first `count` pairs [n, 2] in ascending order, and all that tie with the last of them."""
+    (found,) = np.nonzero(values <= np.partition(values, count - 1)[count - 1])
+    found = found[values[found].argsort(kind="stable")]
+    return np.stack(np.divmod(found, math.isqrt(len(values))), 1)

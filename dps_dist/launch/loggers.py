@@ -17,6 +17,7 @@ from dps_dist.launch.runs import Run, flat
 from dps_dist.train.storage import without_secrets
 
 MOST_SAID = 200  # characters of an error
+MOST_PARAMS = 100  # that MLflow takes at once; of metrics, 1000
 PROJECT, TAG = "dps_dist", "dps_dist_run"
 
 
@@ -75,7 +76,10 @@ class TensorBoard(Logger):
 
 
 class MLflow(Logger):
-    """A run of the experiment `dps_dist`, where MLFLOW_TRACKING_URI says; resumed by its tag."""
+    """A run of the experiment `dps_dist`, where MLFLOW_TRACKING_URI says; resumed by its tag.
+
+    One request for many values: whoever feeds the display waits for each.
+    """
 
     def __init__(self) -> None:
         self._client: Any = None
@@ -83,6 +87,7 @@ class MLflow(Logger):
 
     def start(self, run: Run, step: int) -> None:
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
         client = self._client = MlflowClient()
         found = client.get_experiment_by_name(PROJECT)
@@ -96,12 +101,16 @@ class MLflow(Logger):
         tags = {TAG: own, "folder": str(run.storage)}
         made = client.create_run(experiment, run_name=run.storage.name, tags=tags)
         self._id = made.info.run_id
-        for key, value in flat(run.config):
-            client.log_param(self._id, key, value)
+        params = [Param(key, str(value)) for key, value in flat(run.config)]
+        for k in range(0, len(params), MOST_PARAMS):
+            client.log_batch(self._id, params=params[k : k + MOST_PARAMS])
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        for key, value in figures.items():
-            self._client.log_metric(self._id, key, value, step=step)
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        metrics = [Metric(key, value, now, step) for key, value in figures.items()]
+        self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, failed: bool = False) -> None:
         if self._client is not None:

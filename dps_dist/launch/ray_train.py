@@ -98,6 +98,13 @@ def check(config: Config, option: str = "--workers") -> None:
             f"{option} is {most}: data.batch_size, {batch}, is not a multiple of it; "
             f"give one of {', '.join(map(str, fit))}, or a range such as 1:{most}"
         )
+    gpus = config.launch.gpus_per_worker
+    if gpus is not None and 0 < gpus < 1 < most:
+        raise InputError(
+            f"launch.gpus_per_worker is {gpus:g} and {option} {config.launch.workers}: workers of "
+            "one run cannot share a GPU, as NCCL refuses; give launch.gpus_per_worker=1 or "
+            f"{option} 1"
+        )
     if config.data.shuffle == "shard" and least != most:
         raise InputError(
             f"{option} is {config.launch.workers} and data.shuffle is shard, which ties samples "

@@ -44,9 +44,8 @@ from dps_dist.launch.space import Point
 from dps_dist.launch.sweeps import Folder, Sweep, Trial, create
 from dps_dist.launch.trial import NOTES
 from dps_dist.launch.trial import trial as train_trial
-from dps_dist.train.state import SUMMARY
+from dps_dist.train.files import CONFIG, SUMMARY
 from dps_dist.train.storage import Storage
-from dps_dist.train.trained import CONFIG
 
 WORKERS = "--workers-per-trial"
 HEARD_S = 2.0  # between two words of a trial, where nobody schedules by them

@@ -24,9 +24,9 @@ from dps_dist.config import Config
 from dps_dist.config.flat import flatten
 from dps_dist.errors import InputError
 from dps_dist.locks import lock
-from dps_dist.train.state import METRICS, SUMMARY
+from dps_dist.train.files import CONFIG, METRICS, SUMMARY
 from dps_dist.train.storage import Storage, sync, without_secrets
-from dps_dist.train.trained import CONFIG, read_fields
+from dps_dist.train.trained import read_fields
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # What may differ when a run is resumed: it changes how, not what, is computed.

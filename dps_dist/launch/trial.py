@@ -25,9 +25,8 @@ from dps_dist.launch.ray_train import ERRORS
 from dps_dist.launch.runs import Run
 from dps_dist.launch.telemetry import RankTelemetry
 from dps_dist.launch.worker import is_hopeless, sentence
+from dps_dist.train.files import CONFIG, SUMMARY, read_metrics
 from dps_dist.train.loop import run as run_loop
-from dps_dist.train.state import SUMMARY, read_metrics
-from dps_dist.train.trained import CONFIG
 
 NOTES = "notes.log"
 LOCK_S = 60.0  # for a process that is killed to let go of its trial

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from dps_dist.config.sweep import BETTER, RUNS, SEED, SWEEP, TRIALS
-from dps_dist.train.state import read_metrics
+from dps_dist.train.files import read_metrics
 from dps_dist.train.storage import Storage
 
 RESULTS = "results.parquet"
@@ -71,7 +71,7 @@ def _row(folder: Storage, name: str, trial: dict[str, Any]) -> Row:
         "reason": trial["reason"] or None,
         "epoch": last.get("epoch"),
         **{key: last.get(key) for key in METRICS},
-        "seconds": sum(row["seconds"] for row in epochs) if epochs else None,
+        "seconds": sum(row.get("seconds", 0) for row in epochs) if epochs else None,
         "run": f"{RUNS}/{name}",
     }
 

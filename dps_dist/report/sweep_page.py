@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dps_dist.config.sweep import BETTER
 from dps_dist.report import sweep as sweeps
 from dps_dist.report.drawing import Album, Drawing
 from dps_dist.report.figures import grid, scatter
@@ -83,12 +84,12 @@ def _heatmaps(fields: Sequence[str], found: Sequence[Cell]) -> list[Drawing]:
         grid.drawing(
             f"{key}-grid",
             TITLES[key] + ("" if key == "nll" else " %"),
-            f"{'higher' if key == 'accuracy' else 'lower'} is better; {of}",
+            f"{'higher' if BETTER[key] == 'max' else 'lower'} is better; {of}",
             (symbol(fields[0]), symbol(fields[1])),
             (rows, columns),
             {(cell.values[0], cell.values[1]): cell.mean[key] for cell in found},
             percent=key != "nll",
-            higher_is_better=key == "accuracy",
+            higher_is_better=BETTER[key] == "max",
         )
         for key in METRICS
     ]
@@ -112,7 +113,7 @@ def ranked(results: Results) -> list[tuple[str, ...]]:
 
 def _by_metric(results: Results, found: Sequence[Cell]) -> list[Cell]:
     metric = results.sweep["metric"]
-    sign = -1 if metric == "accuracy" else 1
+    sign = -1 if BETTER[metric] == "max" else 1
     return sorted(found, key=lambda cell: (math.isnan(cell.mean[metric]), sign * cell.mean[metric]))
 
 

@@ -17,6 +17,7 @@ from dps_dist.evaluate import seeds
 from dps_dist.report import evaluation
 from dps_dist.report.evaluation import Evaluation
 from dps_dist.report.values import ABSENT, Cell, cells, finite, number, percent, plain, spreads
+from dps_dist.train.files import CONFIG, METRICS, SUMMARY, rows_of
 
 Metrics = dict[str, Any]
 Better = Callable[[Iterable[float]], float]
@@ -70,23 +71,22 @@ def read(folder: Path) -> Run:
     """The run in `folder`, finished or not."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: give a run's, such as runs/digits-dps")
-    file = folder / "config.yaml"
+    file = folder / CONFIG
     if not file.is_file():
-        raise InputError(
-            f"{folder} is no run, it has no config.yaml: give one that `dps train` wrote"
-        )
+        raise InputError(f"{folder} is no run, it has no {CONFIG}: give one that `dps train` wrote")
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
         config = None
     if not isinstance(config, dict):
         raise InputError(f"{file} is damaged, it holds no YAML mapping: leave this run out")
-    epochs = _read_epochs(folder / "metrics.jsonl")
+    metrics = folder / METRICS
+    epochs = rows_of(metrics.read_bytes(), str(metrics)) if metrics.is_file() else []
     if not epochs:
         raise InputError(
             f"{folder} has not finished an epoch: try again when it has, or leave it out"
         )
-    summary = _read_summary(folder / "summary.json")
+    summary = _read_summary(folder / SUMMARY)
     run = config.get("run")
     name = run.get("name") if isinstance(run, dict) else None
     name = str(name or _shown(folder.absolute().name))
@@ -239,32 +239,13 @@ def _room(widths: dict[str, int], width: int) -> int:
     return width - sum(widths.values()) - 2 * (len(widths) - 1)
 
 
-def _read_epochs(file: Path) -> list[Metrics]:
-    """A row an epoch; of one that was run again after a restart, the later."""
-    if not file.is_file():
-        return []
-    rows = {}
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    for k, line in enumerate(lines):
-        row = _parse(line)
-        if isinstance(row, dict) and isinstance(row.get("epoch"), int):
-            rows[row["epoch"]] = row
-        elif line.strip() and line.endswith("\n"):  # else it is being written
-            raise InputError(f"{file} is damaged in line {k + 1}: remove that line")
-    return [rows[epoch] for epoch in sorted(rows)]
-
-
 def _read_summary(file: Path) -> Metrics | None:
     if not file.is_file():
         return None
-    summary = _parse(file.read_text(encoding="utf-8", errors="replace"))
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except ValueError:
+        summary = None
     if not isinstance(summary, dict):
         raise InputError(f"{file} is damaged, it holds no JSON object: remove it")
     return summary
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None

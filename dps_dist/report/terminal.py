@@ -74,6 +74,13 @@ def elsewhere(reports: Mapping[str, Report], spread: Spread | None = None) -> It
                 yield f"mean ± deviation on {name}: {title} {_spread(own, spread)}%"
 
 
+def notes(reports: Mapping[str, Report]) -> Iterator[str]:
+    """What an evaluation had to do without, once where it is the same of several."""
+    for said in dict.fromkeys(report.get("left_out") for report in reports.values()):
+        if said:
+            yield f"note: {said}"
+
+
 def _said(found: Mapping[str, Any]) -> str:
     if found["kind"] == "corruptions":
         ece = found["ece_by_severity"]

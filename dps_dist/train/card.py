@@ -8,8 +8,9 @@ from dps_dist.config import Config
 from dps_dist.data import manifest as manifests
 from dps_dist.data.loader import shows_whole
 from dps_dist.errors import InputError
-from dps_dist.train.evaluation import JSON, every_figure, numbers
-from dps_dist.train.state import MEASURED, SUMMARY
+from dps_dist.train.evaluation import JSON, PRECISION, every_figure, numbers
+from dps_dist.train.files import SUMMARY
+from dps_dist.train.state import MEASURED
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, names_sum
 
@@ -17,7 +18,7 @@ from dps_dist.train.trained import Trained, names_sum
 def card(trained: Trained, storage: Storage) -> str:
     """README.md of an export: what the model is, how good, and how it is loaded."""
     config, classes = trained.config, trained.data["classes"]
-    data, (figures, split) = config.data, _figures(storage, trained)
+    data, (figures, where) = config.data, _figures(storage, trained)
     epochs, done = config.train.epochs, trained.moment.epoch
     noise = f" with {data.noise.rate:.0%} {data.noise.kind} label noise"
     parts = [
@@ -29,7 +30,7 @@ def card(trained: Trained, storage: Storage) -> str:
     ]
     if figures:
         rows = [f"| {name} | {value:.4g} |" for name, value in figures.items()]
-        parts += ["## Figures", "\n".join([f"| {split} | |", "|---|---|", *rows])]
+        parts += ["## Figures", "\n".join([f"| {where} | |", "|---|---|", *rows])]
     if temperature := figures.get("temperature"):
         parts.append(
             f"For calibrated probabilities divide the logits by the temperature {temperature:.4g}, "
@@ -46,16 +47,19 @@ def card(trained: Trained, storage: Storage) -> str:
 
 
 def _figures(storage: Storage, trained: Trained) -> tuple[dict[str, float], str]:
-    """What `dps evaluate` found of these weights, or else the run at its end; and on which split.
+    """What `dps evaluate` found of these weights, or else the run at its end; and on which split,
+    in which precision.
 
     A run that went on has other weights than those that were measured.
     """
     facts, summary = (_json(storage, name) for name in (JSON, SUMMARY))
     own, split = (trained.moment.epoch, trained.moment.position), trained.config.evaluate.split
     if "figures" in facts and (facts.get("epoch"), facts.get("position")) == own:
-        return every_figure(facts), str(facts.get("split", split))
-    at_end = (summary.get("epochs"), 0) == own
-    return numbers({key: summary.get(key) for key in MEASURED}) if at_end else {}, split
+        where = f"{facts.get('split', split)}, in {facts.get('precision', PRECISION)}"
+        return every_figure(facts), where
+    at_end, amp = (summary.get("epochs"), 0) == own, trained.config.train.amp
+    figures = numbers({key: summary.get(key) for key in MEASURED}) if at_end else {}
+    return figures, f"{split}, in {PRECISION if amp == 'none' else amp}"
 
 
 def _json(storage: Storage, name: str) -> dict[str, Any]:

@@ -107,11 +107,8 @@ def _prepared(folder: str, option: str) -> Shown:
             f"with one split{released}"
         )
     shown = manifests.read(folder, split)
-    if labelled and shown.clean_labels.min() < 0:
-        raise InputError(
-            f"{option} is {folder}: {split}.beton has samples without a label; give CIFAR-10-P as "
-            "its .npy files, and other images with their classes"
-        )
+    if labelled:
+        manifests.check_labelled(shown, shown.clean_labels, f"{option} is {folder}")
     return Shown(shown, None)
 
 

@@ -26,6 +26,7 @@ from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, check_classes, load
 
 JSON, ARRAYS = "evaluation.json", "evaluation.npz"
+PRECISION = "float32"  # of the models here, whatever train.amp was while they were trained
 OF_TEMPERATURE = ("nll", "brier", "ece", "ece_10", "sce", "ace")  # what it changes
 
 Figures = dict[str, float]
@@ -137,6 +138,7 @@ def _of_run(
         "epoch": run.moment.epoch,
         "position": run.moment.position,
         "split": split or run.config.evaluate.split,
+        "precision": PRECISION,
         "samples": len(predicted.labels),
         "class_names": list(shown.manifest.class_names),
         "figures": counted.figures(),
@@ -195,6 +197,13 @@ def _dark_knowledge(
     report: dict[str, Any], run: Trained, shown: Shown, predicted: Predicted
 ) -> dict[str, NDArray[Any]]:
     """μ and δ, and the penultimate features of three similar and of three dissimilar classes."""
+    classes, most = shown.manifest.num_classes, dark_knowledge.MOST_CLASSES
+    if classes > most:
+        report["left_out"] = (
+            f"the mean predictions μ, δ and the projections are left out: they take a number for "
+            f"every two of the {classes:,} classes, and are made of at most {most:,}"
+        )
+        return {}
     p = predicted.logits.softmax(-1)
     mu = dark_knowledge.mean_predictions(p, predicted.labels)
     report["delta"] = dict(dark_knowledge.deviations(p, predicted.labels, mu))
@@ -212,11 +221,11 @@ def _dark_knowledge(
             samples = np.intersect1d(samples, shown.only)
         if not len(samples):
             continue
-        features = on_split(run, Shown(shown.manifest, samples), of=run.model.embed)
-        plane = dark_knowledge.projection(features.logits, templates[list(three)])
+        features, of_class = on_split(run, Shown(shown.manifest, samples), run.model.embed)
+        plane = dark_knowledge.projection(features, templates[list(three)])
         report["projection"][name] = {"classes": [int(k) for k in three]}
         arrays[name] = plane.float().numpy()
-        arrays[f"{name}_class"] = features.labels.numpy()
+        arrays[f"{name}_class"] = of_class.numpy()
     return arrays
 
 

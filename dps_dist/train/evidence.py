@@ -24,8 +24,8 @@ from dps_dist.targets import Dirichlet, arrow
 from dps_dist.targets.checksums import unsealed
 from dps_dist.targets.codec import decode
 from dps_dist.train.checkpoint import open_checkpoint
+from dps_dist.train.files import SUMMARY
 from dps_dist.train.manifest import TARGETS, newest_whole
-from dps_dist.train.state import SUMMARY
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import check_data, labels_sum, names_sum, read_config, unfinished
 

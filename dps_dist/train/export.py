@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from dps_dist.errors import InputError, naming
 from dps_dist.train.card import card
 from dps_dist.train.evidence import evidence_of
+from dps_dist.train.files import CONFIG
 from dps_dist.train.storage import Storage
-from dps_dist.train.trained import CONFIG, Trained, load
+from dps_dist.train.trained import Trained, load
 
 Kind = Literal["none", "probabilities", "top"]
 

@@ -114,7 +114,7 @@ def step(training: Training, batch: Batch, samples: int) -> None:
     recall = Recall(at)
     targets = TimedTargets.of(training)
     for number, (part, seen) in enumerate(parts, start=1):
-        with _gradients_stay_here(training.forward, until=number == len(parts)):
+        with _gradients_stay_here(training.forward, is_last=number == len(parts)):
             with training.autocast():
                 losses, logits = training.method.loss(training.forward, seen, targets)
             # DDP takes the mean over the ranks; the loss is that over the step's samples
@@ -135,9 +135,9 @@ def step(training: Training, batch: Batch, samples: int) -> None:
         training.ema.update(training.model)
 
 
-def _gradients_stay_here(forward: torch.nn.Module, until: bool) -> AbstractContextManager[None]:
-    """Until the last part of a step the ranks add up their own gradients."""
-    if until or not isinstance(forward, DistributedDataParallel):
+def _gradients_stay_here(forward: torch.nn.Module, is_last: bool) -> AbstractContextManager[None]:
+    """Before the last part of a step the ranks add up their own gradients."""
+    if is_last or not isinstance(forward, DistributedDataParallel):
         return nullcontext()
     return forward.no_sync()
 

@@ -27,9 +27,7 @@ def evaluate(training: Training) -> dict[str, float]:
     the held-out samples best.
     """
     config, peers = training.config, training.peers
-    temperature = (
-        fit_temperature(*held_out_logits(training)) if config.evaluate.temperature else None
-    )
+    temperature = _temperature(training) if config.evaluate.temperature else None
     tally, scaled = Tally(device=peers.device), Tally(device=peers.device)
     only = training.split.held_out if training.eval_set is training.train_set else None
     for batch, logits in _predictions(training, training.eval_loader, only):
@@ -45,18 +43,29 @@ def evaluate(training: Training) -> dict[str, float]:
     return {**tally.figures(), **own}
 
 
+def _temperature(training: Training) -> float:
+    """That fits the held-out samples: found by rank 0, which tells the others."""
+    peers = training.peers
+    logits, labels = held_out_logits(training, everywhere=False)
+    found = fit_temperature(logits, labels) if peers.rank == 0 else 0.0
+    return float(peers.gather([found])[0, 0])
+
+
 @torch.no_grad()
-def held_out_logits(training: Training) -> tuple[Tensor, Tensor]:
-    """The logits [H, K] of all held-out samples, and their labels, on every rank."""
+def held_out_logits(training: Training, everywhere: bool = True) -> tuple[Tensor, Tensor]:
+    """The logits float32 [H, K] of all held-out samples, and their labels, on every rank; or on
+    rank 0 alone, and none on the others."""
     assert training.held_out_loader is not None
-    held_out, rows = training.split.held_out, []
+    held_out, rows, samples = training.split.held_out, [], []
     for batch, logits in _predictions(training, training.held_out_loader, held_out):
-        both = torch.cat([batch.index.unsqueeze(-1).double(), logits.double()], -1)
-        rows.append(both[: len(both) - batch.padding])
-    everyone = training.peers.rows(torch.cat(rows))
-    everyone = everyone[everyone[:, 0].argsort()]  # the same on any number of ranks
-    labels = np.asarray(training.train_set.clean_labels)[everyone[:, 0].long().numpy()]
-    return everyone[:, 1:].float(), torch.from_numpy(labels)
+        real = len(batch.index) - batch.padding
+        rows.append(logits[:real].float())
+        samples.append(batch.index[:real])
+    index = training.peers.rows(torch.cat(samples), everywhere)
+    logits = training.peers.rows(torch.cat(rows), everywhere)
+    order = index.argsort()  # the same on any number of ranks
+    labels = np.asarray(training.train_set.clean_labels)[index[order].numpy()]
+    return logits[order], torch.from_numpy(labels)
 
 
 def _predictions(

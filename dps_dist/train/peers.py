@@ -43,13 +43,20 @@ class Peers:
         """The sum over all ranks, on the CPU, added in the order of ranks."""
         return torch.from_numpy(self.gather(values.reshape(-1))).sum(0).reshape(values.shape)
 
-    def rows(self, own: Tensor) -> Tensor:
-        """All ranks' rows one after the other, on the CPU; each rank may have another number."""
+    def rows(self, own: Tensor, everywhere: bool = True) -> Tensor:
+        """All ranks' rows one after the other, on the CPU; each rank may have another number.
+        Not everywhere: only rank 0 has them, the others none."""
         counts = self.gather([len(own)]).ravel().astype(int).tolist()
         padded = own.new_zeros((max(counts), *own.shape[1:]), device="cpu")
         padded[: len(own)] = own
-        everyone = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(everyone, padded, group=self._control)
+        here = everywhere or self.rank == 0
+        everyone = [torch.empty_like(padded) for _ in counts] if here else []
+        if everywhere:
+            dist.all_gather(everyone, padded, group=self._control)
+        else:
+            dist.gather(padded, everyone or None, dst=0, group=self._control)
+        if not here:
+            return padded[:0]
         return torch.cat([rows[:count] for rows, count in zip(everyone, counts, strict=True)])
 
     def hosts(self) -> list[str]:

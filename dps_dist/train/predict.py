@@ -26,7 +26,7 @@ _loaders: dict[tuple[Any, ...], Loader] = {}
 
 
 class Predicted(NamedTuple):
-    """logits float32 [N, K] (or features [N, D]) and labels int64 [N], on the CPU."""
+    """logits float32 [N, K] and labels int64 [N], on the CPU."""
 
     logits: Tensor
     labels: Tensor
@@ -42,10 +42,12 @@ class Shown(NamedTuple):
 def split_of(run: Trained, name: str | None = None) -> Shown:
     """The split that a run is evaluated on, or the samples that it held out of training."""
     data = run.config.data
+    given = f"--split is {name}" if name else f"evaluate.split is {run.config.evaluate.split}"
     name = name or run.config.evaluate.split
     if name != HOLD_OUT:
         shown = manifests.read(data.path, name)
         check_classes(run, shown)
+        manifests.check_labelled(shown, shown.clean_labels, given)
         return Shown(shown, None)
     train_set = manifests.read(data.path, "train")
     check_classes(run, train_set)
@@ -53,6 +55,7 @@ def split_of(run: Trained, name: str | None = None) -> Shown:
     held_out = split(len(train_set), data.hold_out, data.hold_out_seed).held_out
     if held_out is None:
         raise InputError(f"--split is hold_out: {run.folder} held nothing out; give val")
+    manifests.check_labelled(train_set, train_set.clean_labels[held_out], given)
     return Shown(train_set, held_out)
 
 
@@ -60,17 +63,19 @@ def split_of(run: Trained, name: str | None = None) -> Shown:
 def on_split(
     run: Trained,
     shown: Shown,
+    forward: Callable[[Tensor], Tensor] | None = None,
     *,
-    of: Callable[[Tensor], Tensor] | None = None,
     progress: Progress = lambda done, of: None,
 ) -> Predicted:
-    """The model's logits, or what `of` makes of images, for every sample of a split in order."""
+    """The model's logits for every sample of a split in order. forward: what is to be called
+    instead of the model, such as its `embed`, whose features [N, D] then stand for the logits."""
+    forward = forward or run.model
     loader = _loader(run, shown.manifest)
     order = EpochOrder(len(shown.manifest), BATCH, shuffle="none", drop_last=False, only=shown.only)
     rows, labels = [], []
     for number, batch in enumerate(loader.epoch(order), start=1):
         real = len(batch.index) - batch.padding
-        rows.append((of or run.model)(batch.images[:real]).float().cpu())
+        rows.append(forward(batch.images[:real]).float().cpu())
         labels.append(batch.labels[:real].cpu())
         progress(number, order.steps)
     return Predicted(torch.cat(rows), torch.cat(labels))

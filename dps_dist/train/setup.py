@@ -200,6 +200,13 @@ def read_sets(config: Config) -> tuple[Manifest, Manifest]:
             f"{eval_set.beton} has {eval_set.num_classes} classes and {train_set.beton} "
             f"{train_set.num_classes}, or other names for them: prepare both from one data set"
         )
+    manifests.check_labelled(train_set, train_set.labels, f"data.path is {config.data.path}")
+    if eval_set is not train_set:
+        given = f"evaluate.split is {config.evaluate.split}"
+        manifests.check_labelled(eval_set, eval_set.clean_labels, given)
+    if config.data.hold_out:  # of these the true labels are asked for
+        given = f"data.hold_out is {config.data.hold_out}"
+        manifests.check_labelled(train_set, train_set.clean_labels, given)
     if train_set.num_classes < 2:
         raise InputError(
             f"{train_set.beton} has one class, {train_set.class_names[0]}: there is nothing to "

@@ -12,12 +12,11 @@ from torch import Tensor
 from dps_dist.errors import InputError
 from dps_dist.train import recall
 from dps_dist.train.checkpoint import Opened, open_checkpoint
+from dps_dist.train.files import METRICS, SUMMARY
 from dps_dist.train.manifest import TARGETS, newest_whole
 from dps_dist.train.setup import Training
-from dps_dist.train.storage import Storage
 from dps_dist.train.trained import check_data, labels_sum, names_sum
 
-METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 MEASURED = ("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts")  # of the model
 
 
@@ -144,13 +143,6 @@ def _write_metrics(training: Training) -> None:
     """A line an epoch. Written anew each time: whole at any moment, and right after going back."""
     lines = "".join(json.dumps(finite(row), allow_nan=False) + "\n" for row in training.history)
     training.storage.write(METRICS, lines.encode())
-
-
-def read_metrics(storage: Storage) -> list[dict[str, Any]]:
-    """The rows that a run has written so far, one an epoch."""
-    if not storage.exists(METRICS):
-        return []
-    return [json.loads(line) for line in storage.read(METRICS).decode().splitlines()]
 
 
 def finite(value: Any) -> Any:

@@ -19,10 +19,9 @@ from dps_dist.data.manifest import Manifest
 from dps_dist.errors import InputError
 from dps_dist.methods.base import Teacher
 from dps_dist.train.checkpoint import Opened, open_checkpoint
+from dps_dist.train.files import CONFIG
 from dps_dist.train.manifest import Moment, complete
 from dps_dist.train.storage import Storage
-
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 from torch.nn import functional as F
+from torch.profiler import profile
 
 from dps_dist.evaluate.calibration import BOUNDS, fit_temperature
 
@@ -37,6 +38,37 @@ def test_is_where_the_likelihood_is_greatest(temperature, k):
     found = fit_temperature(logits, labels)
     assert nll(np.log(found)) <= best.fun + 1e-9
     assert found == pytest.approx(np.exp(best.x), rel=1e-4)
+
+
+def in_one_piece(logits, labels):
+    """As it was fitted at first: all logits in float64 at once, the slope by autograd."""
+    log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([log_t], max_iter=100, line_search_fn="strong_wolfe")
+
+    def nll():
+        search.zero_grad()
+        loss = F.cross_entropy(logits.double() / log_t.exp(), labels)
+        loss.backward()
+        return loss
+
+    search.step(nll)
+    return float(log_t.detach().exp())
+
+
+@pytest.mark.parametrize(("n", "k"), [(600, 10), (3000, 1000)])
+@pytest.mark.parametrize("temperature", [0.3, 2.5])
+def test_parts_give_what_one_piece_does(n, k, temperature):
+    logits, labels = drawn(temperature, n=n, k=k)
+    assert fit_temperature(logits, labels) == pytest.approx(in_one_piece(logits, labels), rel=1e-9)
+
+
+def test_the_fit_takes_little_memory():
+    """A part at a time: 50,000 × 1000 were gigabytes, on every rank and after each epoch."""
+    logits, labels = drawn(2.0, n=16_000, k=1000)
+    with profile(profile_memory=True) as memory:
+        fit_temperature(logits, labels)
+    seen = [event.self_cpu_memory_usage for event in memory.events()]
+    assert 0 < max(seen) < logits.numel() * 4 / 4  # of a single allocation
 
 
 def test_half_precision_and_gradients_do_not_matter():

@@ -1,6 +1,7 @@
 """μ, δ, the temperature-adjusted KL and the plane of three templates, each against a loop."""
 
 import math
+import tracemalloc
 from itertools import combinations
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.metrics import pairwise_distances
 from dps_dist.errors import InputError
 from dps_dist.evaluate import chunks
 from dps_dist.evaluate.dark_knowledge import (
+    MOST_CLASSES,
     deviations,
     mean_predictions,
     projection,
@@ -160,6 +162,54 @@ def test_three_classes_like_a_search_of_all(classes, seed, levels):
     assert list(apart) == sorted(set(apart))
     assert max(s[i][j] for i, j in combinations(apart, 2)) == naive_three_apart(s)
     assert similar_and_dissimilar(mu) == ((a, b, c), apart)
+
+
+def before(mu):
+    """As it was computed at first, with lists of all pairs."""
+    mean = mu.double().numpy()
+    s = (mean + mean.T) / 2
+    row, column = np.triu_indices(len(s), 1)
+    a, b = (int(of[s[row, column].argmax()]) for of in (row, column))
+    to_either = np.maximum(s[a], s[b])
+    to_either[[a, b]] = np.inf
+    order, joined = s[row, column].argsort(kind="stable"), [0] * len(s)
+    for d, e in zip(row[order].tolist(), column[order].tolist(), strict=True):
+        if both := joined[d] & joined[e]:
+            f = (both & -both).bit_length() - 1
+            return (a, b, int(to_either.argmin())), tuple(sorted((d, e, f)))
+        joined[d] |= 1 << e
+        joined[e] |= 1 << d
+    raise AssertionError("three classes are a triangle")
+
+
+@settings(max_examples=60)
+@given(
+    classes=st.integers(3, 60), seed=st.integers(0, 500), levels=st.sampled_from([1, 2, 5, 10**6])
+)
+def test_the_same_three_as_before(classes, seed, levels):
+    """Also where many values tie, and where two halves share no triangle for long."""
+    rng = np.random.default_rng(seed)
+    mu = rng.integers(levels, size=(classes, classes)) / levels
+    half = np.arange(classes) < classes // 2
+    for one in (mu, mu + (half[:, None] == half)):
+        one = torch.from_numpy(one)
+        assert similar_and_dissimilar(one) == before(one)
+
+
+def test_the_same_three_of_a_thousand_classes():
+    logits = torch.randn(1000, 1000, generator=torch.Generator().manual_seed(1))
+    mu = (logits + 6 * torch.eye(1000)).softmax(1)
+    assert similar_and_dissimilar(mu) == before(mu)
+
+
+def test_the_choice_of_classes_makes_no_lists_of_pairs():
+    """8 million pairs at the most classes: as Python's own numbers they took a gigabyte."""
+    mu = torch.rand(MOST_CLASSES, MOST_CLASSES, generator=torch.Generator().manual_seed(0))
+    tracemalloc.start()  # numpy tells it, too
+    similar_and_dissimilar(mu)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 6 * 8 * MOST_CLASSES**2
 
 
 def test_cats_and_dogs():

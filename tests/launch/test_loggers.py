@@ -165,6 +165,32 @@ def test_mlflow(tmp_path, monkeypatch):
             assert history[row["step"]] == value
 
 
+def test_mlflow_is_asked_once_an_epoch(tmp_path, monkeypatch):
+    """Each request makes whoever feeds the display wait; a server takes 100 parameters at once."""
+    import mlflow
+    from mlflow.store.tracking.file_store import FileStore
+
+    asked = []
+    for name in ("log_batch", "log_metric", "log_param"):
+        real = getattr(FileStore, name)
+
+        def counted(store, *given, _name=name, _real=real, **more):
+            asked.append((_name, given))
+            return _real(store, *given, **more)
+
+        monkeypatch.setattr(FileStore, name, counted)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    run = run_with(tmp_path, "mlflow")
+    with Loggers(run, pytest.fail) as heard:
+        heard.hear(START)
+        assert {name for name, _ in asked} == {"log_batch"}
+        assert len(asked) == -(-len(dict(flat(run.config))) // 100)
+        asked.clear()
+        heard.hear(epoch(ROWS[1]))
+        assert [name for name, _ in asked] == ["log_batch"]
+
+
 def test_wandb(tmp_path, monkeypatch):
     import wandb
 

@@ -107,6 +107,17 @@ def test_workers_are_given_absolute_paths(tmp_path, monkeypatch):
     assert for_workers(named).model.weights == "IMAGENET1K_V1"
 
 
+@pytest.mark.parametrize("workers", ["2", "1:2"])
+def test_workers_of_one_run_do_not_share_a_gpu(digits, workers):
+    """NCCL refuses two ranks on one; trials of a sweep, each a run of one worker, may share it."""
+    half = [f"data.path={digits}", "launch.gpus_per_worker=.5"]
+    check(recipes.load("digits", [*half, "launch.workers=1"]))
+    config = recipes.load("digits", [*half, f"launch.workers={workers}"])
+    said = f"launch.gpus_per_worker is 0.5 and --workers-per-trial {workers}: workers of one run "
+    with pytest.raises(InputError, match=said):
+        check(config, "--workers-per-trial")
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [

@@ -93,6 +93,23 @@ def test_calibration_has_the_files_numbers(two):
         assert share is None or f'<td class="number">{100 * share:.2f}%</td>' in text
 
 
+def test_two_precisions_are_said_where_both_stand(tmp_path, evaluated):
+    """The same weights under train.amp and in float32 have two accuracies."""
+    mixed = write_run(tmp_path / "runs/m", rows(), config={"train": {"amp": "bfloat16"}})
+    said = "dps evaluate computed in float32, and training, of which the figures under Results"
+    text = Page(html.page([evaluated, tables.read(evaluate(mixed))])).text
+    assert text.count(f"{said} are, in bfloat16 (train.amp)") == 1
+    assert said not in Page(html.page([evaluated])).text
+
+
+def test_what_too_many_classes_leave_out_is_said(tmp_path):
+    facts = evaluation(left_out="the mean predictions μ, … are left out: they take")
+    folder = evaluate(write_run(tmp_path / "a", rows()), facts, {})
+    assert "The mean predictions μ, … are left out: they take." in (
+        Page(html.page([tables.read(folder)])).text
+    )
+
+
 def test_many_runs_are_rather_long_than_wide(tmp_path):
     runs = [tables.read(evaluate(write_run(tmp_path / f"r{k}", rows()))) for k in range(4)]
     shown = cells(html.page(runs), "Calibration")

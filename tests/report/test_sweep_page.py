@@ -10,9 +10,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dps_dist.errors import InputError
 from dps_dist.report import sweep as sweeps
+from dps_dist.report import sweep_page
 from dps_dist.report.sweep import Cell
-from dps_dist.report.sweep_page import publish
+from dps_dist.report.sweep_page import publish, ranked
+from dps_dist.train.files import read_metrics
 from dps_dist.train.storage import Storage
 from tests.report import browser as browsers
 from tests.report.pages import assert_self_contained
@@ -90,6 +93,31 @@ def test_cells_are_means_over_the_seeds_of_finished_trials(grid):
     assert found[0.96, 50.0].mean["accuracy"] == pytest.approx(mean(accuracies))
     assert found[0.96, 50.0].deviation["accuracy"] == pytest.approx(stdev(accuracies))
     assert math.isnan(found[0.9, 50.0].deviation["accuracy"])
+
+
+def test_a_damaged_line_of_a_trial_is_told_in_a_sentence(grid):
+    """As `dps report` tells it; the last line may be one that is being written."""
+    file = grid.local / "runs/trial3/metrics.jsonl"
+    whole = file.read_text()
+    file.write_text(whole + '{"epoch": 4, "accur')
+    assert sweeps.read(grid).rows[3]["epoch"] == 3
+    file.write_text(whole.replace('{"epoch": 2', '{"ep'))
+    said = r"trial3/metrics\.jsonl is damaged in line 2: remove that line$"
+    for read in (sweeps.read, publish, lambda folder: read_metrics(folder / "runs/trial3")):
+        with pytest.raises(InputError, match=said):
+            read(grid)
+
+
+def test_which_way_is_better_is_said_once(grid, monkeypatch):
+    """In config/sweep.py: best, order and heatmaps follow."""
+    for module in (sweeps, sweep_page):
+        monkeypatch.setattr(module, "BETTER", {"accuracy": "min", "ece": "max", "nll": "max"})
+    results = sweeps.read(grid)
+    found = sweeps.cells(results)
+    assert ranked(results)[0][0] == sweep_page._name(results, sweeps.best(found, "accuracy"))
+    drawn = {one.title: one.about for one in sweep_page._heatmaps(results.fields, found)}
+    assert drawn["accuracy %"].startswith("lower is better")
+    assert drawn["ECE %"].startswith("higher is better")
 
 
 def test_the_parquet_has_a_row_for_each_trial(grid):

@@ -19,8 +19,10 @@ from dps_dist.data.order import EpochOrder
 from dps_dist.data.sources.cifar import CIFAR10_CLASSES
 from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
-from dps_dist.evaluate import metrics
+from dps_dist.evaluate import dark_knowledge, metrics
 from dps_dist.evaluate.calibration import fit_temperature
+from dps_dist.launch.ray_train import check
+from dps_dist.report import tables
 from dps_dist.train.checkpoint import Writer, open_checkpoint
 from dps_dist.train.evaluation import ensemble, evaluate, over_seeds
 from dps_dist.train.manifest import FOLDER, Moment, complete
@@ -108,6 +110,22 @@ def test_dark_knowledge(teacher):
         assert found.arrays[name].shape == (shown.sum(), 2)
         assert (found.arrays[f"{name}_class"] == labels[shown]).all()
         assert np.isfinite(found.arrays[name]).all() and found.arrays[name].std() > 0
+
+
+def test_of_too_many_classes_nothing_is_made_of_every_two(teacher, tmp_path, monkeypatch, capsys):
+    """At 21,841 they took 33 GB; the other figures are there, and it is said."""
+    run = shutil.copytree(teacher, tmp_path / "run")
+    monkeypatch.setattr(dark_knowledge, "MOST_CLASSES", 9)
+    assert run_command(monkeypatch, run) == 0
+    said = "note: the mean predictions μ, δ and the projections are left out: they take a number "
+    assert f"{said}for every two of the 10 classes, and are made of at most 9" in (
+        capsys.readouterr().out
+    )
+    report = json.loads((run / "evaluation.json").read_text())
+    assert report["left_out"].startswith("the mean predictions μ")
+    assert "delta" not in report and "projection" not in report
+    assert report["figures"]["nll"] > 0 and report["precision"] == "float32"
+    assert tables.read(run).evaluation.mu() is None
 
 
 def test_temperature_is_fitted_on_the_held_out_samples(other):
@@ -409,8 +427,31 @@ def test_prepared_corruptions_are_not_taken_for_one(cifar, tmp_path):
     unlabelled.labels = np.full(20, -1)
     folder = tmp_path / "p"
     write_split(unlabelled, folder, "tilt", {"source": "cifar10-p"}, raw, workers=1)
-    with pytest.raises(InputError, match=r"--on p is .*: tilt.beton has samples without a label; "):
+    said = r"--on p is .*: .*tilt.beton has 20 of 20 samples without a label; give "
+    with pytest.raises(InputError, match=said):
         evaluate([str(cifar)], on={"p": str(folder)})
+
+
+def test_a_split_without_labels_is_refused(cifar, tmp_path, monkeypatch, capsys):
+    """As --split and as the run's own, before anything is computed."""
+    data = shutil.copytree(load(cifar).config.data.path, tmp_path / "data")
+    unlabelled = FakeCifar(20)
+    unlabelled.labels = np.full(20, -1)
+    write_split(unlabelled, data, "tilt", {"source": "cifar10-p"}, ImageOptions("raw"), workers=1)
+    run = changed(cifar, tmp_path / "run", f"data.path={data}")
+    own = changed(run, tmp_path / "own", "evaluate.split=tilt")
+    for words, given in (((run, "--split", "tilt"), "--split"), ((own,), "evaluate.split")):
+        assert run_command(monkeypatch, *words) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert (
+            f"{given} is tilt: {data}/tilt.beton has 20 of 20 samples without a label; give "
+            in said
+        )
+    with pytest.raises(InputError, match=r"evaluate.split is tilt: .* without a label; give "):
+        check(load(own).config)
+    write_split(unlabelled, data, "train", {"source": "cifar10"}, ImageOptions("raw"), workers=1)
+    with pytest.raises(InputError, match=r"data.path is .*: .*train.beton has 20 of 20 samples "):
+        check(load(run).config)
 
 
 # ---- the command

@@ -159,6 +159,18 @@ def test_the_card_has_recipe_figures_and_classes(noisy, tmp_path):
     assert (tmp_path / "out/config.yaml").read_bytes() == (noisy / "config.yaml").read_bytes()
 
 
+def test_the_card_says_in_which_precision_it_was_measured(teacher, tmp_path):
+    """In training under train.amp; `dps evaluate` computes in float32."""
+    run = shutil.copytree(teacher, tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("amp: none", "amp: bfloat16"))
+    assert "| val, in float32 | |" in (export(teacher, tmp_path / "a") / "README.md").read_text()
+    assert "| val, in bfloat16 | |" in (export(run, tmp_path / "b") / "README.md").read_text()
+    (found,) = evaluate([str(run)])
+    found.write()
+    assert "| val, in float32 | |" in (export(run, tmp_path / "c") / "README.md").read_text()
+
+
 def test_the_card_says_that_there_is_no_temperature(teacher, tmp_path):
     card = (export(teacher, tmp_path / "out") / "README.md").read_text()
     assert "No temperature was fitted, as nothing was held out of training (data.hold_out" in card
@@ -181,7 +193,8 @@ def test_the_card_prefers_what_was_evaluated(evaluated, tmp_path):
     again, figures = report["on"]["v2"]["figures"], report["figures"]
     for key in ("accuracy", "brier", "nll_ts"):
         assert f"| {key} | {figures[key]:.4g} |" in card
-    assert "| train | |" in card and f"the temperature {report['temperature']:.4g}," in card
+    assert "| train, in float32 | |" in card
+    assert f"the temperature {report['temperature']:.4g}," in card
     assert f"| accuracy on v2 | {again['accuracy']:.4g} |" in card
     assert f"| auroc on others | {report['on']['others']['auroc']:.4g} |" in card
     assert "samples on" not in card

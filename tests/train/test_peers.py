@@ -78,12 +78,15 @@ def rows_of_all():
     peers = Peers()
     own = 0 if peers.rank == 1 else peers.rank + 1
     numbers = peers.rows(torch.full((own, 2), peers.rank))
-    return numbers, peers.rows(torch.full((own,), 0.1, dtype=torch.float64))
+    tenths = peers.rows(torch.full((own,), 0.1, dtype=torch.float64))
+    return numbers, tenths, peers.rows(torch.full((own, 2), peers.rank), everywhere=False)
 
 
 def test_rows_of_all_ranks_one_after_the_other(ranks, world_size):
     expected = [[0, 0]] if world_size == 1 else [[0, 0], *[[2, 2]] * 3]
-    for numbers, tenths in ranks.run(rows_of_all, world_size=world_size):
+    found = ranks.run(rows_of_all, world_size=world_size)
+    for rank, (numbers, tenths, on_first) in enumerate(found):
+        assert on_first.tolist() == (expected if rank == 0 else [])
         assert numbers.tolist() == expected and numbers.dtype == torch.int64
         assert tenths.tolist() == [0.1] * len(expected)
 

@@ -26,7 +26,7 @@ from dps_dist.launch import trial as trials
 from dps_dist.launch.runs import NAME, Run
 from dps_dist.launch.sweeps import Sweep, Trial, checked, create, open_folder
 from dps_dist.launch.trial import trial
-from dps_dist.train.state import SUMMARY
+from dps_dist.train.files import SUMMARY
 from dps_dist.train.storage import Storage
 
 values = st.one_of(

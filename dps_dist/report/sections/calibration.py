@@ -55,6 +55,7 @@ def calibration(runs: Sequence[Run], album: Album) -> str:
     if not figures and not diagrams:
         return ""
     said = [_on_what(runs), *([ABOUT] if figures else [])]
+    said += mixed_precision(runs)
     said += [ABOUT_TS] if "after TS" in figures else []
     said += [ABOUT_MEANS] if means else []
     notes = paragraph(" ".join(said))
@@ -133,6 +134,18 @@ def _on_what(runs: Sequence[Run]) -> str:
     if len(said) == 1:
         return f"Measured {next(iter(said))}."
     return " ".join(f"{', '.join(names)}: measured {about}." for about, names in said.items())
+
+
+def mixed_precision(runs: Sequence[Run]) -> list[str]:
+    """Of evaluated runs that computed otherwise in training: one run, two accuracies."""
+    said = [
+        f"`dps evaluate` computed in {run.evaluation.facts.get('precision', 'float32')}, and "
+        f"training, of which the figures under Results are, in {amp} (train.amp): they may differ "
+        "in the last digits."
+        for run in runs
+        if run.evaluation and (amp := run.field("train.amp")) not in (None, "none")
+    ]
+    return list(dict.fromkeys(said))
 
 
 def _diagrams(runs: Sequence[Run], album: Album) -> str:

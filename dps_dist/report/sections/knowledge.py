@@ -34,6 +34,12 @@ def dark_knowledge(runs: Sequence[Run], album: Album) -> str:
         note = "μ: the mean prediction for the samples of each class, on a logarithmic scale."
         squares = paragraph(note) + album.squares(maps)
         squares += details(f"the {PAIRS} greatest confusions", pairs) if pairs else ""
+    left_out = dict.fromkeys(
+        f"{said[:1].upper()}{said[1:]}."
+        for run in runs
+        if run.evaluation and isinstance(said := run.evaluation.facts.get("left_out"), str)
+    )
+    squares += "".join(map(paragraph, left_out))
     panels = _delta_and_ta_kl(runs)
     below = (legend(names) + album.panels(panels) + _of_how_many(runs)) if panels else ""
     return section("Dark knowledge", squares, below)

@@ -8,6 +8,7 @@ from dps_dist.config.flat import flatten
 from dps_dist.errors import InputError
 from dps_dist.recipes import paper
 from dps_dist.report.markup import heading, paragraph, section, table
+from dps_dist.report.sections.calibration import mixed_precision
 from dps_dist.report.tables import Run, labels
 from dps_dist.report.values import ABSENT, Cell, finite, number, percent, plain
 
@@ -45,7 +46,8 @@ def paper_says(runs: Sequence[Run]) -> str:
     if not shown:
         return ""
     about = "The boxed column holds the paper's figures, not ours; ± is the deviation of its runs."
-    return section("Beside the paper", shown, paragraph(about))
+    said = " ".join([about, *mixed_precision(runs)])
+    return section("Beside the paper", shown, paragraph(said))
 
 
 def _shown(cell: paper.Cell) -> bool:
