@@ -84,7 +84,10 @@ def code() -> str:
     git, package = ["git", "-C", str(HERE.parent)], "dps_dist"
     name, changed = (
         subprocess.run([*git, *words], capture_output=True, text=True).stdout.strip()
-        for words in (["rev-parse", "--verify", "--quiet", f"HEAD:{package}"], ["status", "--porcelain", package])
+        for words in (
+            ["rev-parse", "--verify", "--quiet", f"HEAD:{package}"],
+            ["status", "--porcelain", package],
+        )
     )
     if not name:
         return ""
