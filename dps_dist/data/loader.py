@@ -20,10 +20,11 @@ from dps_dist.config import Config, Data
 from dps_dist.data import noise
 from dps_dist.data.augment import Channels, normalized
 from dps_dist.data.decode import Crop, KeyedDecoder
-from dps_dist.data.ffcv import EpochIterator, OrderOption, Reader, ToDevice, ToTensor
+from dps_dist.data.ffcv import OrderOption, Reader, ToDevice, ToTensor
 from dps_dist.data.manifest import Manifest
 from dps_dist.data.mapped import MappedLoader
 from dps_dist.data.order import PADDING, EpochOrder
+from dps_dist.data.reading import EpochThread
 from dps_dist.errors import InputError
 
 
@@ -95,7 +96,7 @@ class Loader:
         self.crop, self.resolution = crop, resolution
         self._mean, self._std = mean, std
         self._labels = torch.from_numpy(np.asarray(labels, np.int64)).to(self.device)
-        self._running: _EpochThread | None = None
+        self._running: EpochThread | None = None
         on_gpu = self.device.type == "cuda"  # bytes travel, and are normalised there
         as_bytes = ([255 * m for m in mean], [255 * s for s in std])
         self._decoder = KeyedDecoder(crop, seed, views, None if on_gpu else as_bytes)
@@ -138,7 +139,7 @@ class Loader:
         self._ffcv.batch_size = order.batch_size
         by_step = order.assignment[:, rank].reshape(order.steps, order.batch_size)
         torch_threads = torch.get_num_threads()
-        self._running = _EpochThread(self._ffcv, by_step)
+        self._running = EpochThread(self._ffcv, by_step)
         try:
             for step in range(order.steps):
                 index = order.batch(step, rank)
@@ -298,38 +299,3 @@ def _one_size(reader: Any, beton: Path) -> int:
             "pixels, not one size; set augment.crop=resized"
         )
     return int(sides[0])
-
-
-class _EpochThread(EpochIterator):  # type: ignore[misc]
-    """FFCV's reading thread, which here can be stopped and hands on what went wrong in it."""
-
-    error: BaseException | None = None
-    stopped = False
-
-    def __init__(self, loader: MappedLoader, by_step: NDArray[np.int32]) -> None:
-        # FFCV cuts a flat order into equal batches; a rank's may be shorter by a sample
-        steps = [step[step != PADDING].astype(np.int64) for step in by_step]
-        self.steps = [samples for samples in steps if len(samples)]
-        super().__init__(loader, np.concatenate([np.zeros(0, np.int64), *self.steps]))
-
-    def run(self) -> None:
-        self.iter_ixes = iter(samples for samples in self.steps if not self.stopped)
-        try:
-            super().run()
-        except BaseException as error:  # it must reach the thread that waits for batches
-            self.error = error
-            self.output_queue.put(None)
-
-    def __next__(self) -> Any:
-        try:
-            return super().__next__()
-        except StopIteration:
-            raise self.error or RuntimeError("FFCV delivered fewer batches than asked") from None
-
-    def stop(self) -> None:
-        self.stopped = True  # after the batch in work there is no further one
-        while self.is_alive():
-            while not self.output_queue.empty():
-                self.output_queue.get_nowait()
-            self.join(0.005)
-        self.close()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from torchvision.transforms import v2
 
+from dps_dist.data import augment
 from dps_dist.data.augment import (
     beta,
     cutmix,
@@ -82,6 +83,19 @@ def test_cutout_zeroes_one_square_an_image(seed, size):
     assert len({hole.numpy().tobytes() for hole in holes}) > 1  # each image its own
 
 
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 24), st.integers(1, 24))
+def test_cutout_draws_row_and_column_for_each_image_in_turn(seed, size, height, width):
+    images = torch.randn(5, 3, height, width, generator=torch.Generator().manual_seed(seed))
+    random, expected = generator(seed), images.clone()
+    for image in expected:
+        top, left = (
+            int(torch.randint(n, (), generator=random)) - size // 2 for n in image.shape[1:]
+        )
+        image[:, max(top, 0) : top + size, max(left, 0) : left + size] *= 0
+    out = cutout(images, size, generator(seed))
+    assert torch.equal(out.view(torch.int32), expected.view(torch.int32))  # the sign of 0 as well
+
+
 def test_cutout_reaches_every_pixel():
     hit = torch.zeros(8, 8)
     for step in range(100):
@@ -103,6 +117,15 @@ def test_normalising_is_undone_exactly_and_is_torchvisions():
     images = normalized(pixels, MEAN, STD)
     assert torch.equal(denormalized(images, MEAN, STD), pixels)
     torch.testing.assert_close(images, v2.Normalize(MEAN, STD)(pixels / 255))
+
+
+def test_means_go_to_a_device_once():
+    """Each time they do, the host waits for all that a GPU has to do."""
+    pixels = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
+    normalized(pixels, MEAN, STD)
+    sent = augment._center_and_spread.cache_info().misses
+    denormalized(normalized(pixels, MEAN, STD), MEAN, STD)
+    assert augment._center_and_spread.cache_info().misses == sent
 
 
 def test_strong_views_draw_for_each_image_and_can_be_repeated():
