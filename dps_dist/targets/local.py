@@ -15,6 +15,7 @@ from torch import Tensor
 from dps_dist.errors import InputError, PeerFailedError
 from dps_dist.targets import arrow
 from dps_dist.targets.checks import (
+    PADDING,
     Batch,
     Order,
     all_below,
@@ -91,14 +92,18 @@ class Targets:
             labels = labels.clamp(0, self.prior.num_classes - 1)
         return self.prior.posterior(evidence, visits, labels.long())
 
-    def update(self, index: Tensor, probs: Tensor) -> None:
-        """One more visit each, with the predictions probs [B, K]. Padding is left alone."""
-        slots, padded = self._check(index, probs=probs, writes=True)
+    def update(self, index: Tensor, probs: Tensor, where: Tensor | None = None) -> None:
+        """One more visit each, with the predictions probs [B, K]. Padding is left alone.
+
+        where: bool [B], which samples to update if not all; the others' probs may be anything.
+        """
+        slots, padded = self._check(index, probs=probs, writes=True, where=where)
         if padded:
-            slots, probs = slots[slots >= 0], probs[index.to(probs.device) >= 0]
+            updated = slots >= 0
+            slots, probs = slots[updated], probs[updated.to(probs.device)]
         evidence, visits = self._fetch(slots, False, probs.device)
-        updated = encode(self.prior.updated(evidence, visits, probs.detach()))
-        self._put(slots, updated, (visits + 1).clamp_(max=MAX_VISITS).to(torch.uint16))
+        coded = encode(self.prior.updated(evidence, visits, probs.detach()))
+        self._put(slots, coded, (visits + 1).clamp_(max=MAX_VISITS).to(torch.uint16))
 
     def step(self, logits: Tensor, labels: Tensor, index: Tensor, tau: float = 1.0) -> Tensor:
         """`read`, the loss −Σ_j q_j log p_j with q = y^{1/τ}/‖y^{1/τ}‖₁, and `update`: in one pass.
@@ -246,12 +251,19 @@ class Targets:
         labels: Tensor | None = None,
         probs: Tensor | None = None,
         writes: bool = False,
+        where: Tensor | None = None,
     ) -> tuple[Tensor, bool]:
-        """The slots of the index (-1: padding) and whether there is padding; or an InputError."""
+        """The slots of the index (-1: padding) and whether there is padding; or an InputError.
+
+        What is not `where` counts as padding, but for the step that its samples belong to.
+        """
         expect_shape("index", index, (index.numel(),))
         expect_integers("index", index)
         samples = index.to(self.device, torch.int64)
         self._arrive(samples)
+        if where is not None:
+            expect_shape("where", where, tuple(index.shape))
+            samples = samples.where(where.to(self.device), PADDING)
         slots = self._slots_of_any(samples)
         batch = Batch(samples, slots, labels, probs, writes)
         padded = batch.check(self.num_samples, self.prior.num_classes, self._absent)

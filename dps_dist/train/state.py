@@ -23,6 +23,7 @@ MEASURED = ("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts")
 
 def save(training: Training) -> None:
     """Hand a copy of everything to the writer, which commits it while training goes on."""
+    training.writer.wait()  # or memory would hold two copies while the save before is written
     training.watch.check_weights(training.model)
     sums, recalled = training.watch.state(), recall.saved(training)
     state = None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dps_dist.data.hold_out import split
 from dps_dist.data.order import EpochOrder
+from dps_dist.methods.base import remember
 from dps_dist.targets import Dirichlet, LocalTargets, ShardedTargets
 from tests.spawn import RankError, Ranks
 
@@ -238,6 +239,34 @@ def test_streaming_ranks_exchange_in_the_same_steps(ranks, num_samples, batch_si
     """Also those that have only padding left: other collectives run between the steps."""
     rounds = ranks.run(rounds_by_step, num_samples, batch_size)
     assert all(own == rounds[0] for own in rounds)
+
+
+def remembered(epochs, num_samples=42):
+    """Streaming with predictions that overflow, on a rank and a step for its whole batch."""
+    prior = Dirichlet(5, 0.9, 5.0)
+    group, local = group_of(2), LocalTargets(num_samples, prior)
+    if group is None:
+        return True
+    store = ShardedTargets(num_samples, prior, group, exchange="stream")
+    for epoch in range(epochs):
+        order = EpochOrder(num_samples, 3, 2, epoch=epoch)
+        store.begin_epoch(order)
+        for step in range(order.steps):
+            for rank in range(2):
+                index = torch.from_numpy(order.batch(step, rank).copy()).long()
+                p = logits_of(Run(num_samples, 0.0, prior, 1, ()), epoch, index).softmax(-1)
+                p[: 3 if rank == step % 2 else 1] = torch.nan
+                remember(local, index, p)
+                if rank == store.rank:
+                    remember(store, index, p)
+        assert store._visiting.step == order.steps - 1
+    held = store.held()
+    assert torch.equal(store.visits(held), local.visits(held))
+    return torch.equal(store._rows[store._slots(held)], local._rows[held])
+
+
+def test_a_batch_without_finite_predictions_still_arrives(ranks):
+    assert all(ranks.run(remembered, 3))
 
 
 def bytes_held(num_samples, num_classes, exchange):
