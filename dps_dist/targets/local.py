@@ -3,9 +3,9 @@
 Its base, `Targets`, is what both have in common: row arithmetic, saving and loading.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from dps_dist.targets.checks import (
 )
 from dps_dist.targets.codec import decode, encode
 from dps_dist.targets.dirichlet import MAX_VISITS, Dirichlet
+
+GATHERED = 1 << 20  # numbers of samples that travel in one go: 8 MB
+T = TypeVar("T")
 
 
 class Targets:
@@ -66,14 +69,14 @@ class Targets:
         """The samples that are here, int64, ascending."""
         raise NotImplementedError
 
-    def _go_home(self) -> None:
-        """Take the first layout again: sample i in slot i // world_size of rank i % world_size."""
+    def _settle(self, samples: NDArray[np.int64], holder: NDArray[np.int16]) -> None:
+        """Make room for rows of these samples and no others. holder: [N], the rank of every one."""
         raise NotImplementedError
 
     def _absent(self, sample: int) -> str:
         raise NotImplementedError
 
-    def _gather(self, values: Sequence[int]) -> NDArray[np.int64]:
+    def _gather(self, values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Every rank's values [world_size, len(values)]."""
         raise NotImplementedError
 
@@ -158,47 +161,62 @@ class Targets:
         A folder that holds saved targets is refused, so that no kill can cost what was saved.
         labels: [N], written beside the rows for readers.
         """
-        saved, failure = arrow.Saved("", 0, 0, 0), None
-        try:
-            if isinstance(labels, Tensor):
-                labels = labels.cpu().numpy()
-            saved = self._as_files(self._chunks()).write(Path(folder), labels)
-        except Exception as error:  # the other ranks must hear of it
-            failure = error
-        self._all_or_none(failure)
+        given = labels.cpu().numpy() if isinstance(labels, Tensor) else labels
+        rows = self._as_files(self._chunks())
+        saved = self._together(lambda: rows.write(Path(folder), given))
         everyone = self._gather((saved.rows, saved.size, saved.crc32)).tolist()
-        if self.rank == 0:
-            try:
-                arrow.write_manifest(Path(folder), self.num_samples, self.prior, everyone)
-            except Exception as error:
-                failure = error
-        self._all_or_none(failure)
 
-    def load(self, folder: str | Path) -> None:
+        def vouch() -> None:
+            if self.rank == 0:
+                arrow.write_manifest(Path(folder), self.num_samples, self.prior, everyone)
+
+        self._together(vouch)
+
+    def load(self, folder: str | Path, *, verified: bool = False) -> None:
         """Take the rows that any number of ranks saved there. Refused files leave all as it was.
 
+        Each rank reads a share of the rows as they lie and keeps them until `begin_epoch`.
+        verified: whether every byte was just found as it was saved; otherwise the ranks share that.
         Only if reading fails after every file was found whole must the store be loaded again.
         """
-        failure, digest = None, 0
-        try:
-            files, digest = arrow.read_manifest(Path(folder), self.num_samples, self.prior)
-            # Every file is read for its checksum once, not once by each rank
-            arrow.verify(files[self.rank :: self.world_size])
-            mine = arrow.Part(files, self.rank, self.world_size)
-            mine.check_complete(self.num_samples)
-        except Exception as error:  # the other ranks must hear of it
-            failure = error
-        self._all_or_none(failure)
+        folder = Path(folder)
+
+        def looked_at() -> tuple[list[arrow.File], int]:
+            files, digest = arrow.files_of(folder, self.num_samples, self.prior)
+            if not verified:
+                arrow.verify(files[self.rank :: self.world_size])
+            return files, digest
+
+        files, digest = self._together(looked_at)
         if len(set(self._gather([digest]).ravel())) > 1:
             raise InputError(f"{folder} is not what other ranks load: give all the same folder")
-        self._go_home()
-        try:
-            for samples, rows, visits in mine:
-                slots = torch.from_numpy(samples // self.world_size).to(self.device)
-                self._put(slots, torch.from_numpy(rows), torch.from_numpy(visits))
-        except Exception as error:
-            failure = error
-        self._all_or_none(failure)
+        shares = arrow.shares(files, self.world_size)
+        mine = arrow.Part(files, shares[self.rank])
+        samples = self._together(lambda: mine.samples(self.num_samples))
+        holder = self._holders(samples, most=max(len(share) for share in shares))
+        arrow.check_complete(folder, holder >= 0, rows=sum(len(share) for share in shares))
+        self._settle(samples, holder)
+        self._together(lambda: self._fill(mine))
+
+    def _holders(self, samples: NDArray[np.int64], most: int) -> NDArray[np.int16]:
+        """The rank of every row, int16 [N], if this one has these samples; -1: none has it.
+
+        most: how many a rank has at most. No other step of loading grows with the data set.
+        """
+        holder = np.full(self.num_samples, -1, np.int16)
+        at_once = max(1, GATHERED // self.world_size)
+        for first in range(0, most, at_once):
+            own = np.full(min(at_once, most - first), -1, np.int64)
+            part = samples[first : first + at_once]
+            own[: len(part)] = part
+            for rank, theirs in enumerate(self._gather(own)):
+                holder[theirs[theirs >= 0]] = rank
+        return holder
+
+    def _fill(self, rows: arrow.Part) -> None:
+        for samples, coded, visits in rows:
+            slots = self._slots(torch.from_numpy(samples).to(self.device))
+            self._put(slots, torch.from_numpy(coded), torch.from_numpy(visits))
 
     # Rows by slot
 
@@ -276,6 +294,16 @@ class Targets:
         known = (samples >= 0) & (samples < self.num_samples)
         return self._slots(samples.clamp(0, self.num_samples - 1)).where(known, -1)
 
+    def _together(self, work: Callable[[], T]) -> T:
+        """What the work gives; raises on every rank when it fails on one."""
+        failure = None
+        try:
+            result = work()
+        except Exception as error:  # the other ranks must hear of it
+            failure = error
+        self._all_or_none(failure)
+        return result
+
     def _all_or_none(self, failure: Exception | None) -> None:
         """Raise on every rank when one has failed, so that none is left waiting for it."""
         failed = np.flatnonzero(self._gather([failure is not None]).ravel())
@@ -303,11 +331,11 @@ class LocalTargets(Targets):
     def held(self) -> Tensor:
         return torch.arange(self.num_samples, device=self.device)
 
-    def _go_home(self) -> None:
-        pass  # they never left
+    def _settle(self, samples: NDArray[np.int64], holder: NDArray[np.int16]) -> None:
+        pass  # all have their place
 
     def _absent(self, sample: int) -> str:
         raise AssertionError(f"sample {sample} has no row")
 
-    def _gather(self, values: Sequence[int]) -> NDArray[np.int64]:
+    def _gather(self, values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         return np.array([values], np.int64)

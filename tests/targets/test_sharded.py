@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dps_dist.data.hold_out import split
 from dps_dist.data.order import EpochOrder
 from dps_dist.methods.base import remember
-from dps_dist.targets import Dirichlet, LocalTargets, ShardedTargets
+from dps_dist.targets import Dirichlet, LocalTargets, ShardedTargets, arrow
 from tests.spawn import RankError, Ranks
 
 MOST = 4
@@ -197,6 +197,79 @@ def test_contents_are_those_of_the_local_store_bit_for_bit(ranks, tmp_path_facto
         if len(held):
             assert (local._rows.view(torch.int16).numpy()[held] == rows).all()
             assert (local._visits.view(torch.int16).numpy()[held] == visits).all()
+
+
+# ---- files
+
+
+def looked_into(module, name, path_of):
+    """The names of the files that the function is given from now on."""
+    function, names = getattr(module, name), []
+
+    def watched(given):
+        names.append(Path(path_of(given)).name)
+        return function(given)
+
+    setattr(module, name, watched)
+    return names, lambda: setattr(module, name, function)
+
+
+SAVED = Run(61, 0.0, Dirichlet(5, 0.9, 5.0), 3, ())
+
+
+def reloaded(folder, saved_by, loaded_by, verified):
+    """In mid-epoch: what the ranks that load hold, which files they read, what they then send."""
+    run = SAVED
+    if (group := group_of(saved_by)) is not None:
+        store = ShardedTargets(run.num_samples, run.prior, group)
+        order = EpochOrder.of_batch(run.num_samples, 7, saved_by, epoch=4)
+        store.begin_epoch(order)
+        train(store, run, 0, order, 5, store.rank, False)
+        store.save(folder)
+    dist.barrier()
+    if (group := group_of(loaded_by)) is None:
+        return None
+    store = ShardedTargets(run.num_samples, run.prior, group)
+    mapped, unmap = looked_into(arrow.pa, "memory_map", str)
+    summed, unsum = looked_into(arrow, "sum_of", lambda file: file.name)
+    store.load(folder, verified=verified)
+    unmap(), unsum()
+    check_room(store)
+    held = store.held()
+    bits = held, store.evidence(held), store.visits(held)
+    sent = []
+    for epoch in range(2):
+        order = EpochOrder(61, 3, loaded_by, epoch=epoch, shuffle="shard", drop_last=False)
+        before = store.sent_bytes
+        store.begin_epoch(order)
+        train(store, run, 1 + epoch, order, order.steps, store.rank, True)
+        sent.append(store.sent_bytes - before)
+    return bits, set(mapped), summed, sent
+
+
+@pytest.mark.parametrize("verified", [False, True])
+@pytest.mark.parametrize("loaded_by", [1, 2, 3])
+@pytest.mark.parametrize("saved_by", [1, 2, 3])
+def test_a_rank_reads_its_share_of_what_others_saved(
+    ranks, tmp_path, saved_by, loaded_by, verified
+):
+    run, local = SAVED, LocalTargets(SAVED.num_samples, SAVED.prior)
+    order = EpochOrder.of_batch(61, 7, saved_by, epoch=4)
+    for rank in range(saved_by):
+        train(local, run, 0, order, 5, rank, False)
+    found = ranks.run(reloaded, str(tmp_path), saved_by, loaded_by, verified)[:loaded_by]
+    names = [f"targets-{rank:05d}-of-{saved_by:05d}.arrow" for rank in range(saved_by)]
+    everyone = []
+    for rank, ((held, evidence, visits), mapped, summed, sent) in enumerate(found):
+        assert len(held) <= -(-61 // loaded_by)
+        assert torch.equal(evidence, local.evidence(held))
+        assert torch.equal(visits, local.visits(held))
+        assert summed == ([] if verified else names[rank::loaded_by])
+        assert saved_by != loaded_by or mapped == {names[rank]}
+        assert sent[1] == 0  # its shuffle keeps rows where the first exchange has brought them
+        everyone += held.tolist()
+    assert sorted(everyone) == list(range(61))
+    assert sum(len(mapped) for _, mapped, _, _ in found) <= saved_by + loaded_by - 1
 
 
 # ---- what else must hold
