@@ -304,7 +304,7 @@ def test_no_pickled_code_is_run(tmp_path, legacy):
 
 
 def looked_for(url, broken=None):
-    """What this rank finds, is told, and has read; rank 1 may not read the file that is `broken`."""
+    """What this rank finds, is told and has read; rank 1 may not read the file that is `broken`."""
     read, sum_of, said = [], Storage.sum_of, []
 
     def watched(self, name):
