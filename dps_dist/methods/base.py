@@ -18,9 +18,6 @@ Teacher = Callable[[Tensor], Tensor]
 """images [B, 3, H, W] → the logits of each teacher, [M, B, K], without gradient."""
 
 
-PADDING = -1
-
-
 @dataclass(frozen=True)
 class Mix:
     """The rows from `first` on show sample b with weight lam, and partner[b] with 1 − lam.
@@ -98,7 +95,7 @@ class Targets(Protocol):
     """What a method may ask of the target store; `dps_dist.targets` says more."""
 
     def read(self, index: Tensor, labels: Tensor) -> Tensor: ...
-    def update(self, index: Tensor, probs: Tensor) -> None: ...
+    def update(self, index: Tensor, probs: Tensor, where: Tensor | None = None) -> None: ...
     def step(self, logits: Tensor, labels: Tensor, index: Tensor, tau: float = 1.0) -> Tensor: ...
     def visits(self, index: Tensor) -> Tensor: ...
     def evidence_and_visits(self, index: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -161,7 +158,7 @@ def remember(targets: Targets, index: Tensor, p: Tensor) -> None:
 
     Such a loss ends the run, in float16 too: no smaller scale would mend what overflowed before it.
     """
-    targets.update(index.where(p.isfinite().all(-1), PADDING), p.detach())
+    targets.update(index, p.detach(), where=p.isfinite().all(-1))
 
 
 LabelLoss = Callable[[Tensor, Tensor], Tensor]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dps_dist import config
-from dps_dist.methods.base import PADDING, Evidence, Forward, Method, Samples, Targets
+from dps_dist.methods.base import Evidence, Forward, Method, Samples, Targets
 from dps_dist.methods.losses import cross_entropy, mean_of
 
 
@@ -36,8 +36,8 @@ class CRL(Method):
         ranking = (apart.abs() - apart.sign() * more_sure).relu()
         pairs = batch.real & batch.real.roll(-1)
         loss = cross_entropy(logits, batch.labels) + self.lam * mean_of(ranking, pairs)
-        was_right = batch.index.where(predicted == batch.labels, PADDING)
-        targets.update(was_right, torch.full((len(c), 2), 0.5, device=logits.device))
+        even = torch.full((len(c), 2), 0.5, device=logits.device)
+        targets.update(batch.index, even, where=predicted == batch.labels)
         return loss, logits
 
 

@@ -39,6 +39,9 @@ class Saved:
     crc32: int
 
 
+File = tuple[Path, Saved]
+
+
 def file_name(rank: int, world_size: int) -> str:
     return f"targets-{rank:05d}-of-{world_size:05d}.arrow"
 
@@ -109,13 +112,8 @@ def write_manifest(
     unfinished.replace(folder / MANIFEST)
 
 
-def read_manifest(
-    folder: Path, num_samples: int, prior: Dirichlet
-) -> tuple[list[tuple[Path, Saved]], int]:
-    """The folder's files, if they are all there and were saved by a store like this one.
-
-    And a number that tells this save from every other.
-    """
+def read_manifest(folder: Path) -> tuple[list[File], dict[str, Any]]:
+    """The files that `targets.json` names, whether they are there or not, and all that it says."""
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(f"{path} is missing: give a folder in which a save has finished")
@@ -127,79 +125,123 @@ def read_manifest(
         raise InputError(
             f"{path} has version {content['version']}: this release reads version {VERSION}"
         )
+    return [(folder / entry["name"], Saved(**entry)) for entry in content["files"]], content
+
+
+def files_of(folder: Path, num_samples: int, prior: Dirichlet) -> tuple[list[File], int]:
+    """The folder's files, if they were saved by a store like this one.
+
+    And a number that tells this save from every other.
+    """
+    files, content = read_manifest(folder)
     for field, own in _facts(num_samples, prior).items():
         if content[field] != own:
             raise InputError(
-                f"{path} was saved with {field} {content[field]} and this store has {own}: "
-                f"make the store with {field} {content[field]}, or load another folder"
-            )
-    files = [(folder / entry["name"], Saved(**entry)) for entry in content["files"]]
-    for file, saved in files:
-        if not file.is_file():
-            raise InputError(f"{file} is missing: the folder must hold all {len(files)} files")
-        if file.stat().st_size != saved.size:
-            raise InputError(
-                f"{file} has {file.stat().st_size} bytes instead of {saved.size}: "
-                "use another copy of the folder"
+                f"{folder / MANIFEST} was saved with {field} {content[field]} and this store has "
+                f"{own}: make the store with {field} {content[field]}, or load another folder"
             )
     return files, content["crc32"]
 
 
-def verify(files: Iterable[tuple[Path, Saved]]) -> None:
+def verify(files: Iterable[File]) -> None:
     """Compare each file's bytes with their checksum."""
     for path, saved in files:
+        if not path.is_file():
+            raise InputError(f"{path} is missing: the folder must hold all that {MANIFEST} names")
         with path.open("rb") as file:
-            _, crc32 = sum_of(file)
+            size, crc32 = sum_of(file)
+        if size != saved.size:
+            raise InputError(
+                f"{path} has {size} bytes instead of {saved.size}: use another copy of the folder"
+            )
         if crc32 != saved.crc32:
             raise InputError(f"{path} is damaged (its CRC-32 differs): use another copy of it")
 
 
+def shares(files: Sequence[File], world_size: int) -> list[range]:
+    """The rows for each rank to read, counted from file to file; at most ⌈rows/W⌉ each.
+
+    A file each where there are as many as ranks; otherwise stretches of the same length.
+    """
+    counts = [saved.rows for _, saved in files]
+    rows = sum(counts)
+    if len(counts) != world_size or max(counts) > -(-rows // world_size):
+        counts = [len(range(rank, rows, world_size)) for rank in range(world_size)]
+    return [range(sum(counts[:rank]), sum(counts[: rank + 1])) for rank in range(world_size)]
+
+
 class Part:
-    """The samples i with i % world_size == rank out of a folder's memory-mapped files."""
+    """Some of a folder's rows, out of memory-mapped files; of no others is anything read.
 
-    def __init__(self, files: Iterable[tuple[Path, Saved]], rank: int, world_size: int) -> None:
-        self.files, self.rank, self.world_size = list(files), rank, world_size
+    rows: counted from file to file. stretches: the files that they are in, and where in each.
+    """
 
-    def check_complete(self, num_samples: int) -> None:
-        """Every sample of this part must be there exactly once."""
-        found = np.zeros(len(range(self.rank, num_samples, self.world_size)), bool)
+    def __init__(self, files: Iterable[File], rows: range) -> None:
+        self.stretches: list[tuple[Path, range]] = []
+        first = 0
+        for path, saved in files:
+            own = _overlap(rows, first, saved.rows)
+            if len(own):
+                self.stretches.append((path, own))
+            first += saved.rows
+
+    def samples(self, num_samples: int) -> NDArray[np.int64]:
+        """The samples that the rows are of, in their order."""
+        found = [np.zeros(0, np.int64)]
         for path, batch in self._batches(["index"]):
-            samples = self._mine(batch)[0]
-            if len(samples) and not 0 <= samples.min() <= samples.max() < num_samples:
+            samples = batch.column("index").to_numpy()
+            if not 0 <= samples.min() <= samples.max() < num_samples:
                 raise InputError(f"{path} holds samples beyond {num_samples - 1}: save again")
-            slots = samples // self.world_size
-            if found[slots].any() or len(np.unique(slots)) < len(slots):
-                raise InputError(f"{path} holds a sample that is there already: save again")
-            found[slots] = True
-        if not found.all():
-            sample = int(np.flatnonzero(~found)[0]) * self.world_size + self.rank
-            raise InputError(f"{self.files[0][0].parent} has no row of sample {sample}: save again")
+            found.append(samples.copy())
+        return np.concatenate(found)
 
     def __iter__(self) -> Iterator[Chunk]:
+        """The rows, copied: the files go when the next ones come."""
         for _, batch in self._batches(None):
-            samples, mine = self._mine(batch)
-            if len(samples):
-                evidence = batch.column("evidence")
-                coded = evidence.flatten().to_numpy().reshape(len(batch), -1)
-                yield samples, coded[mine], batch.column("visits").to_numpy()[mine]
-
-    def _mine(self, batch: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        samples = batch.column("index").to_numpy()
-        mine = samples % self.world_size == self.rank
-        return samples[mine], mine
+            coded = batch.column("evidence").flatten().to_numpy().reshape(len(batch), -1)
+            samples, visits = (batch.column(name).to_numpy() for name in ("index", "visits"))
+            yield samples.copy(), coded.copy(), visits.copy()
 
     def _batches(self, columns: list[str] | None) -> Iterator[tuple[Path, Any]]:
-        for path, _ in self.files:
+        for path, rows in self.stretches:
             with pa.memory_map(str(path)) as mapped:
                 try:
                     names = pa.ipc.open_file(mapped).schema.names
                     fields = [names.index(name) for name in columns or names]
                     options = pa.ipc.IpcReadOptions(included_fields=fields)
                     reader = pa.ipc.open_file(mapped, options=options)
+                    first = 0
                     for number in range(reader.num_record_batches):
-                        yield path, reader.get_batch(number)
+                        if first >= rows.stop:
+                            break
+                        batch = reader.get_batch(number)  # maps it: bytes are read when looked at
+                        own = _overlap(rows, first, len(batch))
+                        if len(own):
+                            yield path, batch.slice(own.start, len(own))
+                        first += len(batch)
                 except (pa.ArrowException, ValueError, KeyError) as error:
                     raise InputError(f"{path} is not a file of targets: {error}") from error
+            if first < rows.stop:
+                raise InputError(f"{path} has fewer rows than {MANIFEST} says: save again")
+
+
+def read_by(rank: int, world_size: int, folder: Path) -> list[Path]:
+    """The files that this rank reads when so many load the folder."""
+    files, _ = read_manifest(folder)
+    return [path for path, _ in Part(files, shares(files, world_size)[rank]).stretches]
+
+
+def check_complete(folder: Path, found: NDArray[np.bool_], rows: int) -> None:
+    """Every sample must be there exactly once. found: bool [N], of which there is any row."""
+    if not found.all():
+        raise InputError(f"{folder} has no row of sample {found.argmin()}: save again")
+    if rows > len(found):
+        raise InputError(f"{folder} has a row of a sample that is there already: save again")
+
+
+def _overlap(rows: range, first: int, count: int) -> range:
+    """Which of `count` rows from `first` on are asked for, counted from there."""
+    return range(max(rows.start - first, 0), min(rows.stop - first, count))
 
 
 def _facts(num_samples: int, prior: Dirichlet) -> dict[str, int | float]:

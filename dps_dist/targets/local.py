@@ -3,9 +3,9 @@
 Its base, `Targets`, is what both have in common: row arithmetic, saving and loading.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from dps_dist.errors import InputError, PeerFailedError
 from dps_dist.targets import arrow
 from dps_dist.targets.checks import (
+    PADDING,
     Batch,
     Order,
     all_below,
@@ -24,6 +25,9 @@ from dps_dist.targets.checks import (
 )
 from dps_dist.targets.codec import decode, encode
 from dps_dist.targets.dirichlet import MAX_VISITS, Dirichlet
+
+GATHERED = 1 << 20  # numbers of samples that travel in one go: 8 MB
+T = TypeVar("T")
 
 
 class Targets:
@@ -65,14 +69,14 @@ class Targets:
         """The samples that are here, int64, ascending."""
         raise NotImplementedError
 
-    def _go_home(self) -> None:
-        """Take the first layout again: sample i in slot i // world_size of rank i % world_size."""
+    def _settle(self, samples: NDArray[np.int64], holder: NDArray[np.int16]) -> None:
+        """Make room for rows of these samples and no others. holder: [N], the rank of every one."""
         raise NotImplementedError
 
     def _absent(self, sample: int) -> str:
         raise NotImplementedError
 
-    def _gather(self, values: Sequence[int]) -> NDArray[np.int64]:
+    def _gather(self, values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Every rank's values [world_size, len(values)]."""
         raise NotImplementedError
 
@@ -91,14 +95,18 @@ class Targets:
             labels = labels.clamp(0, self.prior.num_classes - 1)
         return self.prior.posterior(evidence, visits, labels.long())
 
-    def update(self, index: Tensor, probs: Tensor) -> None:
-        """One more visit each, with the predictions probs [B, K]. Padding is left alone."""
-        slots, padded = self._check(index, probs=probs, writes=True)
+    def update(self, index: Tensor, probs: Tensor, where: Tensor | None = None) -> None:
+        """One more visit each, with the predictions probs [B, K]. Padding is left alone.
+
+        where: bool [B], which samples to update if not all; the others' probs may be anything.
+        """
+        slots, padded = self._check(index, probs=probs, writes=True, where=where)
         if padded:
-            slots, probs = slots[slots >= 0], probs[index.to(probs.device) >= 0]
+            updated = slots >= 0
+            slots, probs = slots[updated], probs[updated.to(probs.device)]
         evidence, visits = self._fetch(slots, False, probs.device)
-        updated = encode(self.prior.updated(evidence, visits, probs.detach()))
-        self._put(slots, updated, (visits + 1).clamp_(max=MAX_VISITS).to(torch.uint16))
+        coded = encode(self.prior.updated(evidence, visits, probs.detach()))
+        self._put(slots, coded, (visits + 1).clamp_(max=MAX_VISITS).to(torch.uint16))
 
     def step(self, logits: Tensor, labels: Tensor, index: Tensor, tau: float = 1.0) -> Tensor:
         """`read`, the loss −Σ_j q_j log p_j with q = y^{1/τ}/‖y^{1/τ}‖₁, and `update`: in one pass.
@@ -153,47 +161,62 @@ class Targets:
         A folder that holds saved targets is refused, so that no kill can cost what was saved.
         labels: [N], written beside the rows for readers.
         """
-        saved, failure = arrow.Saved("", 0, 0, 0), None
-        try:
-            if isinstance(labels, Tensor):
-                labels = labels.cpu().numpy()
-            saved = self._as_files(self._chunks()).write(Path(folder), labels)
-        except Exception as error:  # the other ranks must hear of it
-            failure = error
-        self._all_or_none(failure)
+        given = labels.cpu().numpy() if isinstance(labels, Tensor) else labels
+        rows = self._as_files(self._chunks())
+        saved = self._together(lambda: rows.write(Path(folder), given))
         everyone = self._gather((saved.rows, saved.size, saved.crc32)).tolist()
-        if self.rank == 0:
-            try:
-                arrow.write_manifest(Path(folder), self.num_samples, self.prior, everyone)
-            except Exception as error:
-                failure = error
-        self._all_or_none(failure)
 
-    def load(self, folder: str | Path) -> None:
+        def vouch() -> None:
+            if self.rank == 0:
+                arrow.write_manifest(Path(folder), self.num_samples, self.prior, everyone)
+
+        self._together(vouch)
+
+    def load(self, folder: str | Path, *, verified: bool = False) -> None:
         """Take the rows that any number of ranks saved there. Refused files leave all as it was.
 
+        Each rank reads a share of the rows as they lie and keeps them until `begin_epoch`.
+        verified: whether every byte was just found as it was saved; otherwise the ranks share that.
         Only if reading fails after every file was found whole must the store be loaded again.
         """
-        failure, digest = None, 0
-        try:
-            files, digest = arrow.read_manifest(Path(folder), self.num_samples, self.prior)
-            # Every file is read for its checksum once, not once by each rank
-            arrow.verify(files[self.rank :: self.world_size])
-            mine = arrow.Part(files, self.rank, self.world_size)
-            mine.check_complete(self.num_samples)
-        except Exception as error:  # the other ranks must hear of it
-            failure = error
-        self._all_or_none(failure)
+        folder = Path(folder)
+
+        def looked_at() -> tuple[list[arrow.File], int]:
+            files, digest = arrow.files_of(folder, self.num_samples, self.prior)
+            if not verified:
+                arrow.verify(files[self.rank :: self.world_size])
+            return files, digest
+
+        files, digest = self._together(looked_at)
         if len(set(self._gather([digest]).ravel())) > 1:
             raise InputError(f"{folder} is not what other ranks load: give all the same folder")
-        self._go_home()
-        try:
-            for samples, rows, visits in mine:
-                slots = torch.from_numpy(samples // self.world_size).to(self.device)
-                self._put(slots, torch.from_numpy(rows), torch.from_numpy(visits))
-        except Exception as error:
-            failure = error
-        self._all_or_none(failure)
+        shares = arrow.shares(files, self.world_size)
+        mine = arrow.Part(files, shares[self.rank])
+        samples = self._together(lambda: mine.samples(self.num_samples))
+        holder = self._holders(samples, most=max(len(share) for share in shares))
+        arrow.check_complete(folder, holder >= 0, rows=sum(len(share) for share in shares))
+        self._settle(samples, holder)
+        self._together(lambda: self._fill(mine))
+
+    def _holders(self, samples: NDArray[np.int64], most: int) -> NDArray[np.int16]:
+        """The rank of every row, int16 [N], if this one has these samples; -1: none has it.
+
+        most: how many a rank has at most. No other step of loading grows with the data set.
+        """
+        holder = np.full(self.num_samples, -1, np.int16)
+        at_once = max(1, GATHERED // self.world_size)
+        for first in range(0, most, at_once):
+            own = np.full(min(at_once, most - first), -1, np.int64)
+            part = samples[first : first + at_once]
+            own[: len(part)] = part
+            for rank, theirs in enumerate(self._gather(own)):
+                holder[theirs[theirs >= 0]] = rank
+        return holder
+
+    def _fill(self, rows: arrow.Part) -> None:
+        for samples, coded, visits in rows:
+            slots = self._slots(torch.from_numpy(samples).to(self.device))
+            self._put(slots, torch.from_numpy(coded), torch.from_numpy(visits))
 
     # Rows by slot
 
@@ -246,12 +269,19 @@ class Targets:
         labels: Tensor | None = None,
         probs: Tensor | None = None,
         writes: bool = False,
+        where: Tensor | None = None,
     ) -> tuple[Tensor, bool]:
-        """The slots of the index (-1: padding) and whether there is padding; or an InputError."""
+        """The slots of the index (-1: padding) and whether there is padding; or an InputError.
+
+        What is not `where` counts as padding, but for the step that its samples belong to.
+        """
         expect_shape("index", index, (index.numel(),))
         expect_integers("index", index)
         samples = index.to(self.device, torch.int64)
         self._arrive(samples)
+        if where is not None:
+            expect_shape("where", where, tuple(index.shape))
+            samples = samples.where(where.to(self.device), PADDING)
         slots = self._slots_of_any(samples)
         batch = Batch(samples, slots, labels, probs, writes)
         padded = batch.check(self.num_samples, self.prior.num_classes, self._absent)
@@ -263,6 +293,16 @@ class Targets:
             return self._slots(samples)
         known = (samples >= 0) & (samples < self.num_samples)
         return self._slots(samples.clamp(0, self.num_samples - 1)).where(known, -1)
+
+    def _together(self, work: Callable[[], T]) -> T:
+        """What the work gives; raises on every rank when it fails on one."""
+        failure = None
+        try:
+            result = work()
+        except Exception as error:  # the other ranks must hear of it
+            failure = error
+        self._all_or_none(failure)
+        return result
 
     def _all_or_none(self, failure: Exception | None) -> None:
         """Raise on every rank when one has failed, so that none is left waiting for it."""
@@ -291,11 +331,11 @@ class LocalTargets(Targets):
     def held(self) -> Tensor:
         return torch.arange(self.num_samples, device=self.device)
 
-    def _go_home(self) -> None:
-        pass  # they never left
+    def _settle(self, samples: NDArray[np.int64], holder: NDArray[np.int16]) -> None:
+        pass  # all have their place
 
     def _absent(self, sample: int) -> str:
         raise AssertionError(f"sample {sample} has no row")
 
-    def _gather(self, values: Sequence[int]) -> NDArray[np.int64]:
+    def _gather(self, values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         return np.array([values], np.int64)

@@ -21,7 +21,7 @@ def slack_rows(world_size: int) -> int:
 
     After x of a plan's rounds every pair of ranks has moved the same fraction of its rows, rounded
     down. A rank thus holds at most max(before, after) plus what W−1 roundings withhold, and both
-    before and after an epoch it holds at most ⌈N/W⌉.
+    before and after an epoch it holds at most ⌈N/W⌉, as it does after a load.
     """
     return world_size - 1
 

@@ -28,6 +28,7 @@ class ShardedTargets(Targets):
         N=8, W=2        rank 0 holds     rank 1 holds
         at first        0 2 4 6          1 3 5 7            sample i on rank i % W
         begin_epoch     5 7 3 1          2 0 6 4            rank r: order.assignment[:, r]
+        load            as they lie in the files, a W-th of the rows each
 
     All ranks make the same calls in the same order, and the same steps. A rank has room for
     ⌈N/W⌉ + W − 1 rows, always enough, and keeps 6 bytes a sample to find them, or at most
@@ -75,7 +76,8 @@ class ShardedTargets(Targets):
         self._visiting: _Visiting | None = None
         self._flights: deque[_Flight] = deque()
         self._parcels: dict[str, Tensor] = {}
-        self._go_home()
+        home = np.arange(num_samples) % self.world_size
+        self._settle(np.flatnonzero(home == self.rank), home.astype(np.int16))
 
     @property
     def _rows_a_round(self) -> int:
@@ -241,22 +243,19 @@ class ShardedTargets(Targets):
             "this rank visits it"
         )
 
-    def _go_home(self) -> None:
+    def _settle(self, samples: NDArray[np.int64], holder: NDArray[np.int16]) -> None:
         for flight in self._flights:
             flight.work.wait()
         self._flights.clear()
         self._moves = self._visiting = None
         self._parcels.clear()
-        samples = torch.arange(self.num_samples, dtype=torch.int32, device=self.device)
-        here = samples % self.world_size == self.rank
-        self._slot[:] = torch.where(here, samples // self.world_size, -1)
-        self._free = torch.arange(
-            int(here.sum()), len(self._rows), dtype=torch.int32, device=self.device
-        )
-        self._holder = (np.arange(self.num_samples) % self.world_size).astype(np.int16)
+        slots = torch.arange(len(self._rows), dtype=torch.int32, device=self.device)
+        self._slot.fill_(-1)
+        self._slot[torch.from_numpy(samples).to(self.device)] = slots[: len(samples)]
+        self._free, self._holder = slots[len(samples) :].clone(), holder
 
-    def _gather(self, values: Sequence[int]) -> NDArray[np.int64]:
-        own = torch.tensor(values, dtype=torch.int64, device=self._wire)
+    def _gather(self, values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        own = torch.as_tensor(values, dtype=torch.int64, device=self._wire)
         everyone = [torch.empty_like(own) for _ in range(self.world_size)]
         dist.all_gather(everyone, own, group=self.group)
         gathered: NDArray[np.int64] = torch.stack(everyone).cpu().numpy()

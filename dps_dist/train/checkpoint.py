@@ -94,6 +94,11 @@ class Writer:
         self._thread = threading.Thread(target=self._run, args=(save,), name=name, daemon=True)
         self._thread.start()
 
+    def vouch(self, name: str) -> None:
+        """A former start's checkpoint was just read and found whole: pruning need not read it."""
+        if self._pruning is not None:
+            self._pruning.whole[name] = True
+
     def wait(self) -> None:
         """Until all that was handed over is committed; raises what went wrong, on every rank."""
         if self._thread is not None:
@@ -211,11 +216,18 @@ class Opened:
     world_size: int
 
 
-def open_checkpoint(storage: Storage, name: str, into: Path, targets: bool = True) -> Opened:
+def open_checkpoint(
+    storage: Storage,
+    name: str,
+    into: Path,
+    targets: bool = True,
+    share: tuple[int, int] | None = None,
+) -> Opened:
     """Read the state. The files are where they are, or below `into` if the storage is remote.
 
     `Targets.load` verifies the targets, each rank its share of them. Without `targets` those of a
     remote storage stay there.
+    share: rank and number of ranks, to bring from there only the targets that this one reads.
     """
     checkpoints = storage / FOLDER
     try:
@@ -225,17 +237,34 @@ def open_checkpoint(storage: Storage, name: str, into: Path, targets: bool = Tru
                 f"{checkpoints / name} is not a checkpoint, it has no {MANIFEST}: "
                 f"give the name of one in {checkpoints}"
             )
-        if targets or checkpoints.local is not None:
-            folder = checkpoints.fetch(name, into / name)
+        if checkpoints.local is not None:
+            folder = checkpoints.local / name
         else:
             folder = into / name
-            folder.mkdir(parents=True)
-            (folder / STATE).write_bytes(checkpoints.read(f"{name}/{STATE}"))
+            _bring(checkpoints / name, found, folder, targets, share)
         states = [file for file in found.files if file.name == STATE]
         manifest.verify(Storage(folder.parent), folder.name, states)
-    except DamagedError as error:
+    except (DamagedError, FileNotFoundError) as error:
         raise InputError(
             f"{checkpoints / name} is damaged ({error}): use another checkpoint"
         ) from error
     state = read_state(folder / STATE)
     return Opened(folder, state, found.moment, found.world_size)
+
+
+def _bring(
+    remote: Storage,
+    found: manifest.Found,
+    folder: Path,
+    targets: bool,
+    share: tuple[int, int] | None,
+) -> None:
+    """Copy a remote checkpoint's state into a folder, and the targets that are asked for."""
+    wanted = [file.name for file in found.files if targets or file.name == STATE]
+    index = f"{TARGETS}/{arrow.MANIFEST}"
+    if share is not None and index in wanted:
+        remote.download(index, folder)
+        own = arrow.read_by(*share, folder / TARGETS)
+        wanted = [STATE, *(f"{TARGETS}/{path.name}" for path in own)]
+    for name in wanted:
+        remote.download(name, folder)

@@ -76,10 +76,11 @@ def evidence_of(run: str | Path) -> Iterator[Kept]:
         sizes = {"samples": len(data), "classes": data.num_classes}
         check_data(storage, data, then, sizes)
         prior = Dirichlet(data.num_classes, method.gamma, method.c or 1.0, method.epsilon)
-        files, _ = arrow.read_manifest(folder, len(data), prior)
+        files, _ = arrow.files_of(folder, len(data), prior)
         arrow.verify(files)
-        rows = arrow.Part(files, 0, 1)
-        rows.check_complete(len(data))
+        rows = arrow.Part(files, *arrow.shares(files, world_size=1))
+        samples = rows.samples(len(data))
+        arrow.check_complete(folder, np.bincount(samples, minlength=len(data)) > 0, len(samples))
         if "sum of labels" not in then:
             then["sum of labels"] = labels_sum(_given(rows))
         own = {"sum of labels": labels_sum(labels), "sum of class names": names_sum(data)}
@@ -114,7 +115,7 @@ def _saved(storage: Storage, scratch: Path) -> tuple[Path, dict[str, int]]:
 def _given(rows: arrow.Part) -> NDArray[np.int64]:
     """The labels in the files of a finished run, which are those that it was given."""
     columns: list[tuple[NDArray[Any], NDArray[Any]]] = []
-    for path, _ in rows.files:
+    for path, _ in rows.stretches:
         with pa.memory_map(str(path)) as mapped:
             names = pa.ipc.open_file(mapped).schema.names
             fields = [names.index("index"), names.index("label")]

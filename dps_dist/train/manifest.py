@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from dps_dist.errors import InputError
+from dps_dist.errors import InputError, PeerFailedError
 from dps_dist.targets.checksums import sealed, unsealed
+from dps_dist.train.peers import Peers
 from dps_dist.train.storage import Storage
 
 VERSION = 1
@@ -150,18 +151,18 @@ def complete(storage: Storage) -> list[Found]:
     return [one for _, one in listed(storage / FOLDER) if isinstance(one, Found)]
 
 
-def newest_whole(storage: Storage, say: Callable[[str], None]) -> Found | None:
+def newest_whole(
+    storage: Storage, say: Callable[[str], None], peers: Peers | None = None
+) -> Found | None:
     """The newest checkpoint of which every byte is as it was written; None if there is none.
 
     A damaged one is said and passed over. Only manifests and files are read, nothing is loaded.
+    peers: all ranks call this, each reads its share of the files, and all find the same.
     """
     checkpoints, damaged = storage / FOLDER, 0
-    for name, one in listed(checkpoints):
+    for name in _newest_first(checkpoints, peers):
         try:
-            if not isinstance(one, Found):
-                raise one
-            verify(checkpoints, name, one.files)
-            return one
+            return _whole(checkpoints, name, peers)
         except DamagedError as error:
             damaged += 1
             say(f"checkpoint {name} is damaged ({error}): going back to the one before")
@@ -171,6 +172,45 @@ def newest_whole(storage: Storage, say: Callable[[str], None]) -> Found | None:
             "restore the folder from a copy, or start a new run"
         )
     return None
+
+
+def _newest_first(checkpoints: Storage, peers: Peers | None) -> list[str]:
+    """As rank 0 sees them: another start of the run may still be removing some."""
+    if peers is None:
+        return [name for name, _ in listed(checkpoints)]
+    names = [name for name, _ in listed(checkpoints)] if peers.rank == 0 else []
+    return (peers.tell("\n".join(names)) or "").split()
+
+
+def _whole(checkpoints: Storage, name: str, peers: Peers | None) -> Found:
+    """The checkpoint, if its files are whole; a DamagedError on all ranks if one finds damage."""
+    if peers is None:
+        return _looked_at(checkpoints, name, 0, 1)
+    failure: Exception | None = None
+    try:
+        found = _looked_at(checkpoints, name, peers.rank, peers.world_size)
+    except Exception as error:  # the other ranks must hear of it
+        failure = error
+    damaged = isinstance(failure, DamagedError)
+    heard = peers.gather([damaged, failure is not None and not damaged]).astype(bool)
+    if failure is not None and not damaged:
+        raise failure
+    if heard[:, 1].any():
+        raise PeerFailedError(
+            f"rank {heard[:, 1].argmax()} could not read {checkpoints / name}: see its own message"
+        )
+    if heard[:, 0].any():
+        raise DamagedError(peers.tell(str(failure), source=int(heard[:, 0].argmax())))
+    return found
+
+
+def _looked_at(checkpoints: Storage, name: str, rank: int, world_size: int) -> Found:
+    """What its manifest says, when this rank's share of the files is as that says."""
+    found = read(checkpoints, name)
+    if found is None:
+        raise DamagedError(f"file {MANIFEST}: it is missing")
+    verify(checkpoints, name, found.files[rank::world_size])
+    return found
 
 
 def _age(name: str, one: Found | Exception) -> tuple[int, float, str]:

@@ -64,17 +64,17 @@ class Peers:
         own = socket.gethostname().encode()[:64].ljust(64, b"\0")
         return [bytes(row.astype("u1")).rstrip(b"\0").decode() for row in self.gather(list(own))]
 
-    def tell(self, text: str | None) -> str | None:
-        """Rank 0's text, on every rank."""
-        data = (text or "").encode() if self.rank == 0 else b""
+    def tell(self, text: str | None, source: int = 0) -> str | None:
+        """Rank 0's text, or that of another source, on every rank."""
+        data = (text or "").encode() if self.rank == source else b""
         size = torch.tensor([len(data) if text is not None else -1])
-        dist.broadcast(size, src=0, group=self._control)
+        dist.broadcast(size, src=source, group=self._control)
         if size.item() < 0:
             return None
         told = torch.zeros(int(size), dtype=torch.uint8)
-        if self.rank == 0:
+        if self.rank == source:
             told[:] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else told
-        dist.broadcast(told, src=0, group=self._control)
+        dist.broadcast(told, src=source, group=self._control)
         return bytes(told.numpy()).decode()
 
     def follow(self, tensors: Iterable[Tensor]) -> None:

@@ -30,7 +30,7 @@ class Pruning:
         # Their unfinished folders are leftovers. One of our own may be the next, begun by a rank
         # that is ahead of this one, and one of whoever starts later is not ours to judge.
         self._former = {attempt_of(name) for name in checkpoints.names()} - {attempt}
-        self._whole: dict[str, bool] = {}
+        self.whole: dict[str, bool] = {}  # of former attempts, as far as it is known
         self._remove_leftovers()  # or kills before the first commit would fill the disk
 
     def after(self, newest: str) -> None:
@@ -74,13 +74,13 @@ class Pruning:
         """Ours are. Those of former attempts are read, once, lest a damaged one takes a place."""
         if attempt_of(one.name) == self.attempt:
             return True
-        if one.name not in self._whole:
+        if one.name not in self.whole:
             try:
                 verify(self.checkpoints, one.name, one.files)
-                self._whole[one.name] = True
+                self.whole[one.name] = True
             except DamagedError:
-                self._whole[one.name] = False
-        return self._whole[one.name]
+                self.whole[one.name] = False
+        return self.whole[one.name]
 
 
 def remove(checkpoints: Storage, name: str) -> None:

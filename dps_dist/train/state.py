@@ -22,6 +22,7 @@ MEASURED = ("accuracy", "top5", "nll", "ece", "temperature", "nll_ts", "ece_ts")
 
 def save(training: Training) -> None:
     """Hand a copy of everything to the writer, which commits it while training goes on."""
+    training.writer.wait()  # or memory would hold two copies while the save before is written
     training.watch.check_weights(training.model)
     sums, recalled = training.watch.state(), recall.saved(training)
     state = None
@@ -58,19 +59,19 @@ def record(training: Training, figures: dict[str, Any]) -> None:
 def restore(training: Training) -> None:
     """Go on from the newest whole checkpoint, if there is one; saved by any number of ranks."""
     peers = training.peers
-    found = None
     if peers.rank == 0:
         training.storage.tidy()
-        found = newest_whole(training.storage, training.note)
-    name = peers.tell(found.name if found else None)
-    if name is not None:
+    found = newest_whole(training.storage, training.note, peers)
+    if found is not None:
+        training.writer.vouch(found.name)
         with tempfile.TemporaryDirectory(prefix="dps-") as scratch:
-            opened = open_checkpoint(training.storage, name, Path(scratch))
+            share = peers.rank, peers.world_size
+            opened = open_checkpoint(training.storage, found.name, Path(scratch), share=share)
             _check_shards(training, opened)
             _load(training, opened.state)
             training.at = opened.moment
             if training.targets is not None:
-                training.targets.load(opened.folder / TARGETS)
+                training.targets.load(opened.folder / TARGETS, verified=True)
     _tell_start(training)
     if peers.rank == 0:
         _write_metrics(training)

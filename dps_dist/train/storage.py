@@ -151,6 +151,13 @@ class Storage:
             with path.open("rb") as file, self._system.open_output_stream(self._at(target)) as out:
                 shutil.copyfileobj(file, out, BLOCK_BYTES)
 
+    def download(self, name: str, folder: Path) -> None:
+        """Copy a file into a local folder, where it has the same name."""
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._system.open_input_stream(self._at(name)) as file, path.open("wb") as out:
+            shutil.copyfileobj(file, out, BLOCK_BYTES)
+
     def fetch(self, name: str, into: Path) -> Path:
         """A local folder with what is in it: its own, or `into` with a copy."""
         if self.local is not None:

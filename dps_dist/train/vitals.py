@@ -93,8 +93,8 @@ class TimedTargets:
     def read(self, index: Tensor, labels: Tensor) -> Tensor:
         return self._timed(self._targets.read, index, labels)
 
-    def update(self, index: Tensor, probs: Tensor) -> None:
-        self._timed(self._targets.update, index, probs)
+    def update(self, index: Tensor, probs: Tensor, where: Tensor | None = None) -> None:
+        self._timed(self._targets.update, index, probs, where)
 
     def step(self, logits: Tensor, labels: Tensor, index: Tensor, tau: float = 1.0) -> Tensor:
         return self._timed(self._targets.step, logits, labels, index, tau)

@@ -1,6 +1,7 @@
 """Saved targets: what is in the files, who can read them, and what damage is noticed."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -84,15 +85,47 @@ def test_reads_what_several_ranks_saved(tmp_path, world_size):
     assert same(store, other)
 
 
-def test_a_part_is_read_by_those_who_hold_it(tmp_path):
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 60])
+def test_ranks_share_the_rows_as_they_lie(tmp_path, world_size):
     store = trained()
     save_as(tmp_path, store, 3)
-    files, _ = arrow.read_manifest(tmp_path, N, PRIOR)
-    for rank in range(4):
-        part = arrow.Part(files, rank, 4)
-        part.check_complete(N)
-        samples = np.concatenate([chunk[0] for chunk in part])
-        assert sorted(samples.tolist()) == list(range(rank, N, 4))
+    files, _ = arrow.files_of(tmp_path, N, PRIOR)
+    shares = arrow.shares(files, world_size)
+    assert sum(map(len, shares)) == N and max(map(len, shares)) == -(-N // world_size)
+    read = []
+    for share in shares:
+        part = arrow.Part(files, share)
+        own = [np.zeros(0, np.int64), *(samples for samples, _, _ in part)]
+        assert (np.concatenate(own) == part.samples(N)).all() and len(part.samples(N)) == len(share)
+        for samples, coded, visits in part:
+            assert (coded.view(np.int16) == store._rows.view(torch.int16).numpy()[samples]).all()
+            assert (visits == store._visits.numpy()[samples]).all()
+        read += part.samples(N).tolist()
+    assert sorted(read) == list(range(N))
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths"),
+    [
+        ([14, 13, 14], [14, 13, 14]),  # its own file
+        ([14, 14, 13], [14, 14, 13]),
+        ([15, 13, 13], [14, 14, 13]),  # too many for one: there is room for ⌈41/3⌉
+        ([21, 20], [14, 14, 13]),
+        ([41, 0, 0, 0], [14, 14, 13]),
+    ],
+)
+def test_a_file_each_where_ranks_are_as_many(rows, lengths):
+    files = [(None, arrow.Saved("", count, 0, 0)) for count in rows]
+    assert [len(share) for share in arrow.shares(files, 3)] == lengths
+
+
+def test_a_file_with_fewer_rows_than_its_manifest_says(tmp_path):
+    save_as(tmp_path, trained(), 2)
+    files, _ = arrow.files_of(tmp_path, N, PRIOR)
+    (path, saved), other = files
+    more = [(path, replace(saved, rows=saved.rows + 1)), other]
+    with pytest.raises(ValueError, match=r"00000-of-00002.arrow has fewer rows than targ"):
+        arrow.Part(more, range(N)).samples(N)
 
 
 def test_anyone_with_pyarrow_can_read_it(tmp_path):

@@ -98,6 +98,15 @@ def test_padding_is_ignored():
     assert store.visits(torch.tensor([4])) == 31
 
 
+def test_updates_only_where_it_is_asked_to():
+    (store, _), (other, _) = trained(), trained()
+    index, probs = torch.tensor([3, 4, -1, 7]), softmax(4, K, seed=1)
+    probs[1] = torch.nan
+    store.update(index, probs, where=torch.tensor([True, False, True, True]))
+    other.update(index[[0, 3]], probs[[0, 3]])
+    assert all(torch.equal(a, b) for a, b in zip(contents(store), contents(other), strict=True))
+
+
 def with_entry(value):
     probs = softmax(3, K)
     probs[1, 2] = value
@@ -125,6 +134,10 @@ REFUSED = {
     "shape of index": (lambda s: s.read(INDEX[None], LABELS), "index has shape"),
     "shape of labels": (lambda s: s.read(INDEX, LABELS[:2]), "labels has shape"),
     "shape of probs": (lambda s: s.update(INDEX, softmax(3, K + 1)), "probs has shape"),
+    "shape of where": (
+        lambda s: s.update(INDEX, softmax(3, K), where=torch.ones(2, dtype=torch.bool)),
+        "where has shape",
+    ),
     "step twice": (lambda s: s.step(softmax(3, K), LABELS, torch.tensor([5, 0, 5])), "5 is twice"),
     "step label": (lambda s: s.step(softmax(3, K), LABELS + K, INDEX), "label of sample 2"),
     "step shape": (lambda s: s.step(softmax(3, K + 1), LABELS, INDEX), "logits has shape"),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dps_dist.data.hold_out import split
 from dps_dist.data.order import EpochOrder
-from dps_dist.targets import Dirichlet, LocalTargets, ShardedTargets
+from dps_dist.methods.base import remember
+from dps_dist.targets import Dirichlet, LocalTargets, ShardedTargets, arrow
 from tests.spawn import RankError, Ranks
 
 MOST = 4
@@ -198,6 +199,79 @@ def test_contents_are_those_of_the_local_store_bit_for_bit(ranks, tmp_path_facto
             assert (local._visits.view(torch.int16).numpy()[held] == visits).all()
 
 
+# ---- files
+
+
+def looked_into(module, name, path_of):
+    """The names of the files that the function is given from now on."""
+    function, names = getattr(module, name), []
+
+    def watched(given):
+        names.append(Path(path_of(given)).name)
+        return function(given)
+
+    setattr(module, name, watched)
+    return names, lambda: setattr(module, name, function)
+
+
+SAVED = Run(61, 0.0, Dirichlet(5, 0.9, 5.0), 3, ())
+
+
+def reloaded(folder, saved_by, loaded_by, verified):
+    """In mid-epoch: what the ranks that load hold, which files they read, what they then send."""
+    run = SAVED
+    if (group := group_of(saved_by)) is not None:
+        store = ShardedTargets(run.num_samples, run.prior, group)
+        order = EpochOrder.of_batch(run.num_samples, 7, saved_by, epoch=4)
+        store.begin_epoch(order)
+        train(store, run, 0, order, 5, store.rank, False)
+        store.save(folder)
+    dist.barrier()
+    if (group := group_of(loaded_by)) is None:
+        return None
+    store = ShardedTargets(run.num_samples, run.prior, group)
+    mapped, unmap = looked_into(arrow.pa, "memory_map", str)
+    summed, unsum = looked_into(arrow, "sum_of", lambda file: file.name)
+    store.load(folder, verified=verified)
+    unmap(), unsum()
+    check_room(store)
+    held = store.held()
+    bits = held, store.evidence(held), store.visits(held)
+    sent = []
+    for epoch in range(2):
+        order = EpochOrder(61, 3, loaded_by, epoch=epoch, shuffle="shard", drop_last=False)
+        before = store.sent_bytes
+        store.begin_epoch(order)
+        train(store, run, 1 + epoch, order, order.steps, store.rank, True)
+        sent.append(store.sent_bytes - before)
+    return bits, set(mapped), summed, sent
+
+
+@pytest.mark.parametrize("verified", [False, True])
+@pytest.mark.parametrize("loaded_by", [1, 2, 3])
+@pytest.mark.parametrize("saved_by", [1, 2, 3])
+def test_a_rank_reads_its_share_of_what_others_saved(
+    ranks, tmp_path, saved_by, loaded_by, verified
+):
+    run, local = SAVED, LocalTargets(SAVED.num_samples, SAVED.prior)
+    order = EpochOrder.of_batch(61, 7, saved_by, epoch=4)
+    for rank in range(saved_by):
+        train(local, run, 0, order, 5, rank, False)
+    found = ranks.run(reloaded, str(tmp_path), saved_by, loaded_by, verified)[:loaded_by]
+    names = [f"targets-{rank:05d}-of-{saved_by:05d}.arrow" for rank in range(saved_by)]
+    everyone = []
+    for rank, ((held, evidence, visits), mapped, summed, sent) in enumerate(found):
+        assert len(held) <= -(-61 // loaded_by)
+        assert torch.equal(evidence, local.evidence(held))
+        assert torch.equal(visits, local.visits(held))
+        assert summed == ([] if verified else names[rank::loaded_by])
+        assert saved_by != loaded_by or mapped == {names[rank]}
+        assert sent[1] == 0  # its shuffle keeps rows where the first exchange has brought them
+        everyone += held.tolist()
+    assert sorted(everyone) == list(range(61))
+    assert sum(len(mapped) for _, mapped, _, _ in found) <= saved_by + loaded_by - 1
+
+
 # ---- what else must hold
 
 
@@ -238,6 +312,34 @@ def test_streaming_ranks_exchange_in_the_same_steps(ranks, num_samples, batch_si
     """Also those that have only padding left: other collectives run between the steps."""
     rounds = ranks.run(rounds_by_step, num_samples, batch_size)
     assert all(own == rounds[0] for own in rounds)
+
+
+def remembered(epochs, num_samples=42):
+    """Streaming with predictions that overflow, on a rank and a step for its whole batch."""
+    prior = Dirichlet(5, 0.9, 5.0)
+    group, local = group_of(2), LocalTargets(num_samples, prior)
+    if group is None:
+        return True
+    store = ShardedTargets(num_samples, prior, group, exchange="stream")
+    for epoch in range(epochs):
+        order = EpochOrder(num_samples, 3, 2, epoch=epoch)
+        store.begin_epoch(order)
+        for step in range(order.steps):
+            for rank in range(2):
+                index = torch.from_numpy(order.batch(step, rank).copy()).long()
+                p = logits_of(Run(num_samples, 0.0, prior, 1, ()), epoch, index).softmax(-1)
+                p[: 3 if rank == step % 2 else 1] = torch.nan
+                remember(local, index, p)
+                if rank == store.rank:
+                    remember(store, index, p)
+        assert store._visiting.step == order.steps - 1
+    held = store.held()
+    assert torch.equal(store.visits(held), local.visits(held))
+    return torch.equal(store._rows[store._slots(held)], local._rows[held])
+
+
+def test_a_batch_without_finite_predictions_still_arrives(ranks):
+    assert all(ranks.run(remembered, 3))
 
 
 def bytes_held(num_samples, num_classes, exchange):

@@ -24,6 +24,7 @@ from dps_dist.targets.checksums import sealed, sum_of, unsealed
 from dps_dist.train import manifest, prune
 from dps_dist.train.checkpoint import Writer, open_checkpoint
 from dps_dist.train.manifest import Moment, complete, newest_whole
+from dps_dist.train.peers import Peers
 from dps_dist.train.storage import Storage
 from tests.spawn import Ranks
 
@@ -299,6 +300,71 @@ def test_no_pickled_code_is_run(tmp_path, legacy):
     assert touched.exists()  # it was armed
 
 
+# ---- all ranks together
+
+
+def looked_for(url, broken=None):
+    """What this rank finds, is told and has read; rank 1 may not read the file that is `broken`."""
+    read, sum_of, said = [], Storage.sum_of, []
+
+    def watched(self, name):
+        read.append(name.partition("/")[2])
+        if dist.get_rank() == 1 and name.endswith(str(broken)):
+            raise PermissionError(name)
+        return sum_of(self, name)
+
+    Storage.sum_of = watched
+    try:
+        found = newest_whole(Storage(url), said.append, Peers())
+        return found and found.name, said, read
+    except (InputError, PermissionError) as error:
+        return repr(error), said, read
+    finally:
+        Storage.sum_of = sum_of
+
+
+def test_ranks_share_the_files_to_verify(ranks, saved, tmp_path):
+    storage = restored(saved, tmp_path, lambda _, content: content)
+    (first, _, own), (second, _, others) = ranks.run(looked_for, storage.url)
+    assert first == second == "00000012-ab12"
+    assert sorted([*own, *others]) == sorted(FILES[1:]) and len(own) == len(others) == 2
+    assert ranks.run(looked_for, str(tmp_path / "new")) == [(None, [], [])] * 2
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_damage_that_one_rank_finds_sends_all_back(ranks, saved, tmp_path, file):
+    storage = restored(saved, tmp_path, lambda name, c: c[:-1] if name == file else c)
+    alone_said = []
+    assert newest_whole(storage, alone_said.append).name == "00000005-ab12"
+    for found, said, _ in ranks.run(looked_for, storage.url):
+        assert found == "00000005-ab12" and said == alone_said
+    storage.write("checkpoints/00000005-ab12/state.pt", b"")
+    for told, said, _ in ranks.run(looked_for, storage.url):
+        assert "holds 2 checkpoints and all are damaged" in told and len(said) == 2
+
+
+def test_a_rank_that_cannot_read_is_no_damage(ranks, saved, tmp_path):
+    storage = restored(saved, tmp_path, lambda _, content: content)
+    own, peer = ranks.run(looked_for, storage.url, "targets-00000-of-00002.arrow")[::-1]
+    assert own[0].startswith("PermissionError") and own[1] == peer[1] == []
+    assert peer[0].startswith("PeerFailedError('rank 1 could not read")
+
+
+def test_a_rank_brings_what_it_loads(ranks, s3, tmp_path, monkeypatch):
+    storage, brought = Storage(s3("shared")), []
+    ranks.run(save_steps, storage.url, 2, [5], "ab12")
+    download = Storage.download
+    monkeypatch.setattr(
+        Storage, "download", lambda *args: (brought.append(args[1]), download(*args))
+    )
+    for share, shards in (((0, 2), [0]), ((1, 2), [1]), ((0, 3), [0]), ((1, 3), [0, 1])):
+        opened = open_checkpoint(storage, "00000005-ab12", tmp_path / str(share), share=share)
+        files = {path.name for path in (opened.folder / "targets").glob("*.arrow")}
+        assert files == {f"targets-{rank:05d}-of-00002.arrow" for rank in shards}
+        assert len(brought) == 2 + len(shards)
+        brought.clear()
+
+
 # ---- what is kept
 
 
@@ -377,6 +443,18 @@ def test_a_damaged_one_takes_no_place(tmp_path, file):
     for step, expected in ((12, [10, 12, 20]), (19, [12, 19, 20]), (30, [19, 30])):
         run.save(moment_at(step), state_at(step), None, 0.01).wait()
         assert steps_in(storage) == sorted({*expected, 10})  # 10 is the best that is whole
+
+
+def test_what_was_found_whole_is_not_read_again(tmp_path, monkeypatch):
+    storage, read = Storage(tmp_path), []
+    old = alone(storage, "old", keep_last=3)
+    for step in (5, 10):
+        old.save(moment_at(step), state_at(step), None).wait()
+    run = alone(storage, "ab12", keep_last=3)
+    monkeypatch.setattr(prune, "verify", lambda _, name, files: read.append(name))
+    run.writer.vouch("00000010-old")
+    run.save(moment_at(12), state_at(12), None).wait()
+    assert read == ["00000005-old"] and steps_in(storage) == [5, 10, 12]
 
 
 def test_a_removal_that_is_cut_short_leaves_no_damage(saved, tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ from dps_dist.train.loop import epoch, run, step
 from dps_dist.train.manifest import complete, newest_whole
 from dps_dist.train.measure import evaluate, target_figures
 from dps_dist.train.setup import build, fewest_at_once, images_at_once
+from dps_dist.train.state import read_metrics, save
 from dps_dist.train.storage import Storage
 from dps_dist.train.vitals import PARTS, Clock
 from tests.spawn import RankError, Ranks
@@ -44,6 +45,7 @@ from tests.train.runs import (
     start,
     train,
     trained,
+    without_times,
 )
 
 EVERYTHING = [
@@ -180,6 +182,41 @@ def test_a_run_that_the_kernel_killed_ends_as_one_that_was_not(ranks, settings, 
     ranks.run(run_through, config, str(killed), world_size=2)
     trained(ranks, config, whole, 2)
     assert_same_end(killed, whole)
+
+
+def begun(config, folder):
+    """A run that is left after an epoch."""
+    training = start(config, folder)
+    epoch(training)
+    training.writer.wait()
+
+
+def test_other_ranks_go_on_in_an_object_store_as_on_a_disk(ranks, settings, s3, tmp_path):
+    """There each brings what it loads: the targets that it takes lie in two files of three."""
+    rows = []
+    for folder in (str(tmp_path), s3("goes-on")):
+        ranks.run(begun, settings(), folder, world_size=3)
+        ranks.run(train, settings(), folder, world_size=2)
+        rows.append([without_times(row) for row in read_metrics(Storage(folder))])
+    assert len(rows[0]) == 2 and rows[0] == rows[1]
+
+
+def order_of_a_save(config, folder):
+    """What a save does, in order."""
+    training, done = start(config, folder), []
+    epoch(training)
+    for owner, name in ((training.writer, "wait"), (training.targets, "snapshot")):
+        method = getattr(owner, name)
+        setattr(owner, name, lambda name=name, method=method: (done.append(name), method())[1])
+    save(training)
+    training.writer.wait()
+    return done
+
+
+def test_a_save_waits_for_the_one_before_and_then_copies(ranks, settings, tmp_path):
+    """Or slow storage would have memory hold two copies."""
+    (done,) = ranks.run(order_of_a_save, settings("train.epochs=1"), str(tmp_path), world_size=1)
+    assert done[:2] == ["wait", "snapshot"]
 
 
 def test_saves_by_minutes_too(ranks, settings, tmp_path):

@@ -78,6 +78,8 @@ def test_folders_go_up_and_come_back(storage, tmp_path):
     fetched = storage.fetch("checkpoints/7", tmp_path / "fetched")
     assert (fetched == tmp_path / "fetched") == (storage.local is None)
     assert contents(fetched) == contents(folder)
+    (storage / "checkpoints/7").download("targets/rank 0", tmp_path / "one")
+    assert contents(tmp_path / "one") == {Path("targets/rank 0"): b"rows"}
 
 
 def contents(folder):
