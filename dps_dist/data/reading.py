@@ -58,8 +58,9 @@ class EpochThread(EpochIterator):  # type: ignore[misc]
         result = super().run_pipeline(b_ix, batch_indices, batch_slot, cuda_event)
         if self._gpu_streams:
             # blocking: the thread sleeps, where it would otherwise keep a core busy with waiting
-            self._copied[batch_slot] = torch.cuda.Event(blocking=True)
-            self._copied[batch_slot].record(self.cuda_streams[batch_slot])
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._copied[batch_slot] = event
+            event.record(self.cuda_streams[batch_slot])
         return result
 
     def __next__(self) -> Any:
