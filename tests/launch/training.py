@@ -32,9 +32,9 @@ import torch
 from dps_dist import recipes
 from dps_dist.config import Config
 from dps_dist.train.checkpoint import open_checkpoint
+from dps_dist.train.files import METRICS, SUMMARY
 from dps_dist.train.loop import run as run_loop
 from dps_dist.train.manifest import FOLDER, MANIFEST, attempt_of, newest_whole, step_of
-from dps_dist.train.state import METRICS, SUMMARY
 from dps_dist.train.storage import Storage
 from tests.spawn import Ranks
 

@@ -26,11 +26,12 @@ from dps_dist.data.order import EpochOrder
 from dps_dist.data.write import ImageOptions, write_split
 from dps_dist.errors import InputError
 from dps_dist.targets import Dirichlet, LocalTargets
+from dps_dist.train.files import read_metrics
 from dps_dist.train.loop import epoch, run, step
 from dps_dist.train.manifest import complete, newest_whole
 from dps_dist.train.measure import evaluate, target_figures
 from dps_dist.train.setup import build, fewest_at_once, images_at_once
-from dps_dist.train.state import read_metrics, save
+from dps_dist.train.state import save
 from dps_dist.train.storage import Storage
 from dps_dist.train.vitals import PARTS, Clock
 from tests.spawn import RankError, Ranks
