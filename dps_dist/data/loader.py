@@ -5,6 +5,7 @@ One Loader serves all epochs of a split: `for batch in loader.epoch(order, rank)
 
 import os
 from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,8 @@ class Loader:
         self._ffcv.batch_size = order.batch_size
         by_step = order.assignment[:, rank].reshape(order.steps, order.batch_size)
         torch_threads = torch.get_num_threads()
-        self._running = EpochThread(self._ffcv, by_step)
+        with self._current_gpu():  # on which FFCV makes its streams
+            self._running = EpochThread(self._ffcv, by_step)
         try:
             for step in range(order.steps):
                 index = order.batch(step, rank)
@@ -153,6 +155,9 @@ class Loader:
             self._running.stop()
             self._running = None
             torch.set_num_threads(torch_threads)
+
+    def _current_gpu(self) -> AbstractContextManager[Any]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _batch(self, index: NDArray[np.int32], pixels: Tensor | None, resolution: int) -> Batch:
         where = torch.from_numpy(index.astype(np.int64)).to(self.device, non_blocking=True)

@@ -225,8 +225,8 @@ def open_checkpoint(
 ) -> Opened:
     """Read the state. The files are where they are, or below `into` if the storage is remote.
 
-    `Targets.load` verifies the targets, each rank its share of them. Without `targets` those of a
-    remote storage stay there.
+    What is brought from there is verified here; else the state is, and `Targets.load` verifies the
+    targets, each rank its share of them. Without `targets` those of a remote storage stay there.
     share: rank and number of ranks, to bring from there only the targets that this one reads.
     """
     checkpoints = storage / FOLDER
@@ -237,13 +237,11 @@ def open_checkpoint(
                 f"{checkpoints / name} is not a checkpoint, it has no {MANIFEST}: "
                 f"give the name of one in {checkpoints}"
             )
-        if checkpoints.local is not None:
-            folder = checkpoints.local / name
-        else:
-            folder = into / name
-            _bring(checkpoints / name, found, folder, targets, share)
-        states = [file for file in found.files if file.name == STATE]
-        manifest.verify(Storage(folder.parent), folder.name, states)
+        folder, looked_at = (checkpoints.local or into) / name, {STATE}
+        if checkpoints.local is None:
+            looked_at = _bring(checkpoints / name, found, folder, targets, share)
+        files = [file for file in found.files if file.name in looked_at]
+        manifest.verify(Storage(folder.parent), folder.name, files)
     except (DamagedError, FileNotFoundError) as error:
         raise InputError(
             f"{checkpoints / name} is damaged ({error}): use another checkpoint"
@@ -258,13 +256,14 @@ def _bring(
     folder: Path,
     targets: bool,
     share: tuple[int, int] | None,
-) -> None:
+) -> set[str]:
     """Copy a remote checkpoint's state into a folder, and the targets that are asked for."""
-    wanted = [file.name for file in found.files if targets or file.name == STATE]
+    wanted = {file.name for file in found.files if targets or file.name == STATE}
     index = f"{TARGETS}/{arrow.MANIFEST}"
     if share is not None and index in wanted:
         remote.download(index, folder)
         own = arrow.read_by(*share, folder / TARGETS)
-        wanted = [STATE, *(f"{TARGETS}/{path.name}" for path in own)]
+        wanted = {STATE, *(f"{TARGETS}/{path.name}" for path in own)}
     for name in wanted:
         remote.download(name, folder)
+    return wanted

@@ -365,6 +365,22 @@ def test_a_rank_brings_what_it_loads(ranks, s3, tmp_path, monkeypatch):
         brought.clear()
 
 
+def test_what_is_damaged_on_the_way_is_not_loaded(ranks, s3, tmp_path, monkeypatch):
+    storage, download = Storage(s3("shared")), Storage.download
+    ranks.run(save_steps, storage.url, 2, [5], "ab12")
+
+    def damaging(remote, name, folder):
+        download(remote, name, folder)
+        if name.endswith(".arrow"):
+            content = bytearray((folder / name).read_bytes())
+            content[len(content) // 2] ^= 1
+            (folder / name).write_bytes(content)
+
+    monkeypatch.setattr(Storage, "download", damaging)
+    with pytest.raises(InputError, match=r"damaged .file targets/targets-00001.*CRC-32 differs"):
+        open_checkpoint(storage, "00000005-ab12", tmp_path / "a", share=(1, 2))
+
+
 # ---- what is kept
 
 
