@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_dist.data.order import PADDING, EpochOrder
-from dps_dist.methods import base
 from dps_dist.targets import checks
 
 SHUFFLES = st.sampled_from(["global", "shard", "none"])
@@ -193,9 +192,9 @@ def test_none_is_the_stored_order():
     assert order.batch(1, 1).tolist() == [5, PADDING]
 
 
-def test_padding_is_the_same_to_all_stages():
+def test_padding_is_the_same_to_loader_and_targets():
     """They do not import each other, so each has its own."""
-    assert PADDING == checks.PADDING == base.PADDING
+    assert PADDING == checks.PADDING
 
 
 def test_the_permutation_is_even():
