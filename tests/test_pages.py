@@ -201,7 +201,8 @@ def finished(small, cluster, tmp_path_factory):
     second = "dps train cifar10-resnet18 --workers 2 --name second --out runs/demo"
     for line in (*trains, second):
         typist.type(shlex.split(line))
-        TRAINED.add(tuple(shlex.split(line.removesuffix(" --out runs/demo"))))
+    TRAINED.add(tuple(shlex.split(second.removesuffix(" --out runs/demo"))))
+    TRAINED.add(("dps", "train", "digits-sym40"))
     return typist.folder / "runs/demo"
 
 
