@@ -1,7 +1,7 @@
 """Every benchmark, one after the other, and one table of what they found beside the goals.
 
-python benchmarks                  15 minutes or more; the table also goes into docs/benchmarks.md
-python benchmarks --quick          a few minutes, less exact; the table is only printed
+python benchmarks                  10 minutes or more; the table also goes into docs/benchmarks.md
+python benchmarks --quick          two minutes, less exact; the table is only printed
 python benchmarks --cifar10 DIR    the audit also on CIFAR-10, prepared in DIR
 python benchmarks --only exchange sweep
 """
