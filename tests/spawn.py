@@ -8,7 +8,6 @@ A rank that raises, dies or takes too long fails the test with that rank's own t
 code; the others are then ended, and the next `run` starts anew.
 """
 
-import gc
 import multiprocessing
 import time
 import traceback
@@ -131,8 +130,6 @@ def _serve(rank: int, port: int, timeout: float, pipe: Connection) -> None:
             if group != joined:
                 _join(rank, *group, store, limit)
                 joined = group
-            gc.collect()  # a loader that a test left in mid-epoch sets torch's threads when it goes
-            gc.freeze()  # the next time looks at what is new, not at all of torch again
             pipe.send((True, function(*args)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))

@@ -104,7 +104,6 @@ class Loader:
         pipeline: list[Any] = [self._decoder, ToTensor()]
         if on_gpu:
             pipeline.append(ToDevice(self.device, non_blocking=True))
-        torch_threads = torch.get_num_threads()
         self._ffcv = MappedLoader(
             str(beton),
             batch_size=1,  # each epoch's order brings its own
@@ -116,7 +115,6 @@ class Loader:
             drop_last=False,
             batches_ahead=batches_ahead,
         )
-        torch.set_num_threads(torch_threads)  # FFCV sets torch's to its own
         if len(labels) != len(self):
             raise ValueError(f"labels has {len(labels)} entries: {beton} holds {len(self)} images")
         self._stored_size = _one_size(self._ffcv.reader, beton) if crop.kind == "pad" else None
@@ -139,7 +137,6 @@ class Loader:
         self._decoder.start_epoch(order.epoch, self._stored_size or resolution)
         self._ffcv.batch_size = order.batch_size
         by_step = order.assignment[:, rank].reshape(order.steps, order.batch_size)
-        torch_threads = torch.get_num_threads()
         with self._current_gpu():  # on which FFCV makes its streams
             self._running = EpochThread(self._ffcv, by_step)
         try:
@@ -147,14 +144,11 @@ class Loader:
                 index = order.batch(step, rank)
                 real = int((index != PADDING).sum())
                 pixels = next(self._running)[0] if real else None
-                if step == 0:
-                    torch.set_num_threads(torch_threads)
                 self._refuse_broken()
                 yield self._batch(index, pixels, resolution)
         finally:
             self._running.stop()
             self._running = None
-            torch.set_num_threads(torch_threads)
 
     def _current_gpu(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()

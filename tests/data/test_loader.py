@@ -1,5 +1,7 @@
 """The loader: the same pixels for any threads, ranks and restarts; right crops; a clean end."""
 
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -327,16 +329,18 @@ def test_two_epochs_at_once_are_refused(loaders):
     running.close()
 
 
-def test_torchs_threads_are_left_alone(train_digits):
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        loader = loader_of(train_digits, Crop("pad"), threads=1)
-        assert torch.get_num_threads() == 3
-        for _ in loader.epoch(EpochOrder(1200, 100)):
-            assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
+def test_torchs_threads_are_left_alone(train_digits, monkeypatch):
+    """By the reading thread too: what it set would hold for the whole process."""
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    loader = loader_of(train_digits, Crop("pad"), threads=1)
+    assert sum(1 for _ in loader.epoch(EpochOrder(1200, 100))) == 12
+    assert not asked
+
+
+def test_torchs_threads_are_left_alone_on_import():
+    code = "import torch; torch.set_num_threads(3); import dps_dist.data.ffcv; "
+    subprocess.run([sys.executable, "-c", code + "assert torch.get_num_threads() == 3"], check=True)
 
 
 def test_pad_crop_refuses_images_of_many_sizes(train_photos):
