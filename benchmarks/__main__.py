@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help="; ".join(NAMES))
     parser.add_argument("--cifar10", type=Path, metavar="DIR", help="for the audit")
     asked = parser.parse_args()
-    began = time.monotonic()
+    began, measured_on = time.monotonic(), machine()
     with tempfile.TemporaryDirectory() as scratch:
         kept = Path(scratch) / "figures"
         for name in asked.only or NAMES:
@@ -46,7 +46,7 @@ def main() -> None:
             run(name, options, kept)
         rows = [json.loads(line) for line in kept.read_text().splitlines()]
     minutes = (time.monotonic() - began) / 60
-    table = f"{machine()}; {minutes:.0f} minutes in all.\n\n{markdown(rows)}"
+    table = f"{measured_on}; {minutes:.0f} minutes in all.\n\n{markdown(rows)}"
     print(f"\n{table}")
     if not asked.quick and not asked.only:
         before, _, rest = PAGE.read_text().partition(BEGIN)
@@ -82,16 +82,20 @@ def code() -> str:
     others, or that are squashed, leave it.
     """
     package, git = "dps_dist", ["git", "-C", str(HERE.parent)]
-    name, changed = (
-        subprocess.run([*git, *words], capture_output=True, text=True).stdout.strip()
-        for words in (
-            ["rev-parse", "--verify", "--quiet", f"HEAD:{package}"],
-            ["status", "--porcelain", package],
+    try:
+        name, changed = (
+            subprocess.run([*git, *words], capture_output=True, text=True).stdout.strip()
+            for words in (
+                ["rev-parse", "--verify", "--quiet", f"HEAD:{package}"],
+                ["status", "--porcelain", package],
+            )
         )
-    )
+    except OSError:  # there is no git
+        return ""
     if not name:
         return ""
-    return f", `git rev-parse HEAD:{package}` {name[:12]}" + (" and changes" if changed else "")
+    changes = " with changes" if changed else ""
+    return f", code {name[:12]}{changes} (`git rev-parse COMMIT:{package}`)"
 
 
 def markdown(rows: list[dict[str, str]]) -> str:

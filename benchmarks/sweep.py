@@ -78,7 +78,7 @@ def by_tune(
     command = [sys.executable, str(ROOT / "tune" / "ablation.py"), "digits-sym40", "--seeds", "1"]
     command += ["--gamma", ",".join(map(str, gamma)), "--c", ",".join(map(str, c))]
     command += [word for one in settings for word in ("--set", one)]
-    return timed([*command, "--out", str(folder), "--name", "sweep"])
+    return timed([*command, "--concurrent", "2", "--out", str(folder), "--name", "sweep"])
 
 
 def one_run(folder: Path, settings: list[str], cell: tuple[float, int]) -> float:

@@ -7,6 +7,7 @@ in the same run, medians. The digits are blown up to 32×32 for ResNet-18.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -157,12 +158,15 @@ def start_up(data: Path, folder: Path) -> dict[str, float]:
         "model and data": "run ",
         "training": "epoch 1/1",
     }
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    own_ray = os.environ | {"RAY_ADDRESS": "local"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own_ray) as process:
         assert process.stdout is not None
         for line in process.stdout:
             for what, sign in signs.items():
                 if line.startswith(sign) and what not in moments:
                     moments[what] = time.monotonic() - began
+    if process.returncode or len(moments) < len(signs):
+        sys.exit(f"dps train ended with {process.returncode}, after {', '.join(moments) or 'nothing'}")
     return moments
 
 

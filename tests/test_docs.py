@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from dps_dist import recipes
+from dps_dist.config import fields
+from dps_dist.launch.runs import flat
 from dps_dist.methods.cards import cards
 from tests import checked, shown
 from tests.shown import PAGES, ROOT
@@ -136,6 +139,27 @@ def test_the_architecture_names_every_file():
     assert [path for path in named if not path.exists()] == []
     modules = [path for path in (ROOT / "dps_dist").rglob("*.py") if path.name != "__init__.py"]
     assert [path for path in modules if not named & {path, *path.parents}] == []
+
+
+def test_the_page_of_fields_is_up_to_date():
+    written = (ROOT / "docs/fields.md").read_text(encoding="utf-8")
+    assert written == fields.page(), "run `python -m dps_dist.config.fields > docs/fields.md`"
+    named = set(re.findall(r"^\| `(.*?)`", written, re.MULTILINE))
+    known = {path for path, _ in flat(recipes.load("digits")) if not path.startswith("method.")}
+    assert known <= named
+
+
+def test_recipes_that_are_shown_resolve(tmp_path):
+    shown_ones = [
+        block
+        for page in PAGES
+        for language, block in shown.fences(page.read_text())
+        if language == "yaml" and block.startswith("extends:")
+    ]
+    assert shown_ones
+    for text in shown_ones:
+        (tmp_path / "mine.yaml").write_text(text)
+        recipes.load(str(tmp_path / "mine.yaml"))
 
 
 def test_the_cards_of_the_methods_are_up_to_date():

@@ -30,3 +30,17 @@ def test_nothing_is_installed_before_the_machine_is_seen_to_do(tmp_path, jobs):
     done = subprocess.run(call, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True)
     assert done.returncode and "python3 is older than 3.11" in done.stderr
     assert not (tmp_path / "venv").exists()
+
+
+def test_what_only_some_tests_need_may_be_missing(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("apt-get", "sudo"):
+        (programs / name).write_text("#!/bin/sh\nexit 1\n")
+        (programs / name).chmod(0o755)
+    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    call = ["make", "system", "FOR_TESTS=no-such-package"]
+    done = subprocess.run(call, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "no-such-package could not be installed: the tests that need it are sk" in done.stderr

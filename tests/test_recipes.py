@@ -369,6 +369,7 @@ OURS = [
     ),
     # what the paper has no row of
     ("cifar10-resnet18-mbls", {"method.margin": 6}),
+    ("cifar10-preact_resnet18-dps_plus-sym40", DPS_PLUS | dps_plus(6) | noise(SYM, 0.4)),
     ("cifar10-resnet18-kd-mbls", KD_ | {"method.task.margin": 6}),
     ("cifar100-resnet50-kd-mbls", KD_ | {"method.task.margin": 10}),
     ("cifar100-resnet50-sl", {"method.alpha": 6, "method.beta": 0.1}),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The lightweight methods on 1,500 images of CIFAR-10, clean and with 40% wrong labels, on two CPUs: docs/results has what came of it.
+# The lightweight methods on 1,500 images of CIFAR-10, clean and with 40% of the labels redrawn, on two CPUs: docs/results has what came of it.
 # shellcheck disable=SC1091,SC2034  # rows.sh reads these
 dataset=cifar10 source=cifar10 holds=test_batch.bin data=data/cifar10-1500 runs=runs/cifar10-1500 \
     contents="data_batch_*.bin and test_batch.bin"

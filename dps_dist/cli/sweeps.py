@@ -70,7 +70,8 @@ def start(sweep: "Sweep", out: str, name: str | None, resume: bool, concurrent: 
             advanced(folder)
 
         ray_tune.sweep(folder, concurrent, changed)
-    results = publish(folder.storage)
+    folder.put_back()
+    results = publish(folder.storage, ended=True)
     console.print(best_cells(results))
     say(f"written to {folder.storage / PAGE} and {folder.storage / 'results.parquet'}")
     unasked = sweep.trials - len(folder.trials)  # points that Optuna has not chosen yet

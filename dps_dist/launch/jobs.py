@@ -13,6 +13,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dps_dist import recipes
+from dps_dist.config import KD
 from dps_dist.errors import InputError, LostError
 from dps_dist.launch import tokens
 from dps_dist.recipes import files
@@ -40,19 +41,35 @@ def entrypoint(
             "all nodes see, or a URL such as s3://bucket/runs"
         )
     if recipe is not None:
-        data = recipes.load(recipe, settings).data
-        if not Path(data.path).is_absolute():
+        config = recipes.load(recipe, settings)
+        if not Path(config.data.path).is_absolute():
             raise InputError(
-                f"data.path is {data.path}: data do not travel with a job; prepare them where all "
-                "nodes see them and give that path, as in --set data.path=/data/imagenet"
+                f"data.path is {config.data.path}: data do not travel with a job; prepare them "
+                "where all nodes see them and give that path, as in --set data.path=/data/imagenet"
             )
+        teachers = config.method.teachers if isinstance(config.method, KD) else ()
+        for folder in teachers:
+            if "://" not in folder and not Path(folder).is_absolute():
+                raise InputError(
+                    f"method.teachers holds {folder}: runs do not travel with a job; give absolute "
+                    "paths that all nodes see, or URLs such as s3://bucket/runs/a"
+                )
         if files.is_path(recipe):
-            inside = Path(recipe).absolute()
-            if not inside.is_relative_to(working_dir.absolute()):
-                raise InputError(f"{recipe} is outside of --working-dir, {working_dir}: move it in")
-            recipe = str(inside.relative_to(working_dir.absolute()))
+            recipe = _traveling(Path(recipe), working_dir)
     sets = [word for one in settings for word in ("--set", one)]
     return shlex.join(["dps", "train", *([recipe] if recipe else []), *sets, *options])
+
+
+def _traveling(file: Path, working_dir: Path) -> str:
+    """A recipe's path in the working directory, which is where the job finds it."""
+    if not file.resolve().is_relative_to(working_dir.resolve()):
+        raise InputError(f"{file} is outside of --working-dir, {working_dir}: move it in")
+    inside = file.resolve().relative_to(working_dir.resolve())
+    if left_out := set(inside.parts) & set(EXCLUDED):
+        raise InputError(
+            f"{file} does not travel with a job, as it is in {left_out.pop()}: copy it elsewhere"
+        )
+    return str(inside)
 
 
 def client(address: str, token: str | None) -> JobSubmissionClient:

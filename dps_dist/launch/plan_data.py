@@ -52,8 +52,14 @@ def data_set(config: Config, samples: int | None = None, classes: int | None = N
         if value is not None and value < 2:
             raise InputError(f"{option} is {value}: give 2 or more")
     folder, source = Path(config.data.path), config.data.source
-    if samples is None and classes is None and (folder / "train.beton").exists():
-        return _prepared(folder, config.evaluate.split)
+    if (folder / "train.beton").exists():
+        there = _prepared(folder, config.evaluate.split)
+        if samples is None and classes is None:
+            return there
+        size = (samples or there.samples) / there.samples
+        least, most = (size * bytes_ for bytes_ in there.beton)
+        N, K = samples or there.samples, classes or there.classes
+        return DataSet(N, K, there.evaluated, "as given", (least, most))
     # Class folders may hold anything: ImageNet is what lies in a folder of that name.
     name = re.sub(r"[-_]", "", folder.name.lower()) if source == "imagefolder" else source
     known = KNOWN.get(name)

@@ -99,6 +99,11 @@ def check(config: Config, option: str = "--workers") -> None:
             f"give one of {', '.join(map(str, fit))}, or a range such as 1:{most}"
         )
     gpus = config.launch.gpus_per_worker
+    if gpus is not None and gpus > 1 and gpus % 1:
+        raise InputError(
+            f"launch.gpus_per_worker is {gpus:g}: Ray gives out whole GPUs, or a part of one; give "
+            f"{int(gpus)} or {int(gpus) + 1}"
+        )
     if gpus is not None and 0 < gpus < 1 < most:
         raise InputError(
             f"launch.gpus_per_worker is {gpus:g} and {option} {config.launch.workers}: workers of "
@@ -174,7 +179,7 @@ def _fit(run: Run, scaling: ScalingConfig, display: Display) -> dict[str, Any]:
     trainer = TorchTrainer(
         work,
         train_loop_config={"job": Job(config.model_dump_json(), run.storage.url, events)},
-        torch_config=TorchConfig(timeout_s=int(config.launch.timeout_s)),
+        torch_config=TorchConfig(timeout_s=math.ceil(config.launch.timeout_s)),
         scaling_config=scaling,
         run_config=RunConfig(
             name=run.storage.name,

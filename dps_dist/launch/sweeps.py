@@ -132,6 +132,13 @@ class Folder:
         self.trials[name] = trial
         self.keep()
 
+    def put_back(self) -> None:
+        """What was running when the sweep was stopped waits again."""
+        for trial in self.trials.values():
+            if trial.status == "running":
+                trial.status = "waiting"
+        self.keep()
+
     def keep(self) -> None:
         text = json.dumps({name: asdict(one) for name, one in self.trials.items()}, indent=1)
         self.storage.write(TRIALS, text.encode())

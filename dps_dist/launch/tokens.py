@@ -9,6 +9,7 @@ from dps_dist.errors import InputError
 
 REMEDY = "give the cluster's in RAY_AUTH_TOKEN, or the path of its file in RAY_AUTH_TOKEN_PATH"
 ANY_CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+NO_PROXY = (("grpc.enable_http_proxy", 0),)  # it would see the token
 TLS_FILES = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT")
 ANSWER_S = 5.0
 
@@ -47,9 +48,9 @@ def check(address: str) -> None:
 def _channel(address: str) -> grpc.Channel:
     """As Ray opens it: encrypted, with a certificate of our own, where the environment says so."""
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
-        return grpc.insecure_channel(address)
-    authority, key, certificate = (_tls_file(name) for name in TLS_FILES)
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate))
+        return grpc.insecure_channel(address, NO_PROXY)
+    credentials = grpc.ssl_channel_credentials(*(_tls_file(name) for name in TLS_FILES))
+    return grpc.secure_channel(address, credentials, NO_PROXY)
 
 
 def _tls_file(name: str) -> bytes:

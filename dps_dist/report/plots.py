@@ -126,7 +126,7 @@ def bundled(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def _without_common_begin(named: dict[str, list[Run]]) -> dict[str, list[Run]]:
     """`te`, `dps` for `cifar10-te`, `cifar10-dps`: a legend has little room."""
     common = os.path.commonprefix(list(named)) if len(named) > 1 else ""  # noqa: RUF071  # no paths
-    begin = common.rfind("-") + 1
+    begin = common.partition(" (")[0].rfind("-") + 1  # a folder stays whole
     return {label[begin:]: members for label, members in named.items()}
 
 
@@ -134,15 +134,14 @@ def _draw_bundles(axes: Axes, bundles: Mapping[str, list[Run]], panel: Panel) ->
     curves = []
     for k, members in enumerate(bundles.values()):
         found = [_curve(run, panel.key) for run in members]
-        x = found[0][0]
-        if len(found) > 1 and all(np.array_equal(x, other) for other, _ in found):
-            values = np.array([y for _, y in found])
-            curves.append((x, values.mean(axis=0)))
-            axes.fill_between(
-                x, values.min(axis=0), values.max(axis=0), color=look(k)["color"], alpha=0.15, lw=0
-            )
-        else:  # one run, or seeds that were not evaluated alike
-            curves.append(found[0])
+        epochs = np.unique(np.concatenate([x for x, _ in found]))
+        values = np.full((len(found), len(epochs)), np.nan)  # a gap where a seed has no figure
+        for seed, (x, y) in zip(values, found, strict=True):
+            seed[np.searchsorted(epochs, x)] = y
+        curves.append((epochs, values.mean(axis=0)))
+        if len(found) > 1:
+            low, high = values.min(axis=0), values.max(axis=0)
+            axes.fill_between(epochs, low, high, color=look(k)["color"], alpha=0.15, lw=0)
     lines(axes, curves, "epoch")
     if panel.percent:
         in_percent(axes)

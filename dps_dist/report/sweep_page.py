@@ -22,18 +22,22 @@ SYMBOLS = {"method.gamma": "γ", "method.c": "c"}
 MOST_LISTED = 200
 
 
-def publish(folder: Storage) -> Results:
-    """Write results.parquet and the page anew, whole at any moment."""
+def publish(folder: Storage, ended: bool = False) -> Results:
+    """Write results.parquet and the page anew, whole at any moment.
+
+    ended: nothing runs any more, whatever is left to do.
+    """
     results = sweeps.read(folder)
     sweeps.write(folder, results)
-    album = Album()
-    folder.write(PAGE, page(results, album, folder.name).encode("utf-8", "backslashreplace"))
-    if folder.local is not None and not results.count("waiting", "running"):
+    album, going = Album(), not ended and bool(results.count("waiting", "running"))
+    text = page(results, album, folder.name, going)
+    folder.write(PAGE, text.encode("utf-8", "backslashreplace"))
+    if folder.local is not None and not going:
         album.save(folder.local / FIGURES)
     return results
 
 
-def page(results: Results, album: Album, name: str) -> str:
+def page(results: Results, album: Album, name: str, going: bool) -> str:
     found = sweeps.cells(results)
     sections = [
         _best(results, found),
@@ -42,7 +46,6 @@ def page(results: Results, album: Album, name: str) -> str:
         _ended_early(results),
         section("What was run", paragraph(_asked(results))),
     ]
-    going = bool(results.count("waiting", "running"))
     return document(name, "".join(sections), about=_about(results), refresh=REFRESH_S * going)
 
 

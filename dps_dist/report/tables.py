@@ -166,12 +166,19 @@ def name_of(group: Sequence[Run]) -> str:
 def group_labels(
     runs: Sequence[Run], groups: Sequence[Sequence[int]], note: str = MEAN
 ) -> list[str]:
-    """The groups' names and the note, with their folders where names are alike."""
+    """The groups' names and the note; where these are alike, with the folder that they are in or,
+    if it is the same one, that of their first run."""
     members = [[runs[k] for k in group] for group in groups]
     names = [name_of(group) + note.format(len(group)) for group in members]
+    first = [group[0].folder for group in members]
+    beside = list(zip(names, (folder.parent for folder in first), strict=True))
+    where = [
+        folder.parent if beside.count(pair) == 1 else folder
+        for folder, pair in zip(first, beside, strict=True)
+    ]
     return [
-        f"{name} ({_shown(group[0].folder.parent)})" if names.count(name) > 1 else name
-        for name, group in zip(names, members, strict=True)
+        f"{name} ({_shown(folder)})" if names.count(name) > 1 else name
+        for name, folder in zip(names, where, strict=True)
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from dps_dist.errors import InputError, LostError
-from dps_dist.launch import jobs
+from dps_dist.launch import jobs, tokens
 from tests.launch.cluster import RAY, Cluster, free_ports
 from tests.launch.training import DPS, PATIENCE_S, rows_of
 from tests.launch.training import short_home as make_home
@@ -207,6 +207,11 @@ def test_a_lost_connection_is_not_a_failed_job(cluster, monkeypatch):
         ((), "runs", "--out is runs: a job's working directory goes with it"),
         ((), "/runs", "data.path is data/digits: data do not travel with a job"),
         (("method.gamma=2",), "/runs", "method.gamma is 2"),
+        (
+            ("data.path=/d", "method={name: kd, teachers: [/runs/a, runs/b]}"),
+            "/runs",
+            "method.teachers holds runs/b: runs do not travel with a job",
+        ),
     ],
 )
 def test_what_would_end_with_the_job_is_refused(settings, out, sentence):
@@ -214,14 +219,39 @@ def test_what_would_end_with_the_job_is_refused(settings, out, sentence):
         jobs.entrypoint("digits", settings, [], out, Path())
 
 
-def test_a_recipe_travels_only_inside_the_working_directory(tmp_path):
+def test_a_recipe_travels_only_inside_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     for folder in (tmp_path, tmp_path / "in"):
         (folder / "my.yaml").write_text("extends: digits\ndata: {path: /data/digits}\n")
     command = jobs.entrypoint(str(tmp_path / "in" / "my.yaml"), (), [], "/runs", tmp_path / "in")
     assert command == "dps train my.yaml"
-    with pytest.raises(InputError, match="is outside of --working-dir"):
-        jobs.entrypoint(str(tmp_path / "my.yaml"), (), [], "/runs", tmp_path / "in")
+    for outside in (tmp_path / "my.yaml", tmp_path / "in" / ".." / "my.yaml"):
+        with pytest.raises(InputError, match="is outside of --working-dir"):
+            jobs.entrypoint(str(outside), (), [], "/runs", tmp_path / "in")
+    monkeypatch.chdir(tmp_path / "in")
+    command = jobs.entrypoint("my.yaml", (), [], "/runs", Path(".."))
+    assert command == "dps train in/my.yaml"
+
+
+def test_a_recipe_in_a_folder_that_is_left_out_does_not_travel(tmp_path):
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("extends: digits\ndata: {path: /data/digits}\n")
+    with pytest.raises(InputError, match="does not travel with a job, as it is in runs"):
+        jobs.entrypoint(str(run / "config.yaml"), (), [], "/runs", tmp_path)
+
+
+def test_the_token_is_not_shown_to_a_proxy(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 32)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_proxy", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        tokens.check("127.0.0.1:9")  # where nobody answers
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 @pytest.mark.parametrize("address", ["head:8265", "http://127.0.0.1:9", "http://no.such.host:8265"])

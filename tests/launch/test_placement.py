@@ -118,6 +118,12 @@ def test_workers_of_one_run_do_not_share_a_gpu(digits, workers):
         check(config, "--workers-per-trial")
 
 
+def test_a_worker_has_whole_gpus_or_a_part_of_one(digits):
+    config = recipes.load("digits", [f"data.path={digits}", "launch.gpus_per_worker=1.5"])
+    with pytest.raises(InputError, match=r"launch\.gpus_per_worker is 1\.5: .* give 1 or 2"):
+        check(config)
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [

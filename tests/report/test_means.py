@@ -52,6 +52,19 @@ def test_means_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
     assert names == [f"dps-s…, mean ± std of 3 seeds ({tmp_path / folder})" for folder in "ab"]
 
 
+def test_means_of_the_same_name_in_one_folder_are_told_apart_by_their_first_runs(tmp_path):
+    configs = [(gamma, seed) for gamma in (0.9, 0.95) for seed in (0, 1)]
+    runs = []
+    for k, (gamma, seed) in enumerate(configs):
+        config = {"method": {"name": "dps", "gamma": gamma}, "train": {"seed": seed}}
+        runs.append(tables.read(write_run(tmp_path / f"a{k}", [epoch(1)], config=config)))
+    bundles = plots.bundled(runs)
+    assert list(bundles) == [f"a…: 2 seeds ({tmp_path / name})" for name in ("a0", "a2")]
+    assert list(bundles.values()) == [runs[:2], runs[2:]]
+    names = [row[0].text for row in tables.comparison(runs)[1][-2:]]
+    assert len(set(names)) == 2
+
+
 def test_there_is_a_row_for_the_seeds_of_each_method(tmp_path):
     runs = [*seeds_of(tmp_path, "dps"), *seeds_of(tmp_path, "ls")]
     titles, found = tables.comparison(runs)
@@ -129,6 +142,19 @@ def test_a_picture_has_a_line_and_a_band_for_the_seeds_of_each_method(tmp_path):
         (0.901, max(ACCURACY["dps"])),
         (min(ACCURACY["ls"]), max(ACCURACY["ls"])),
     ]
+
+
+def test_a_line_of_seeds_has_a_gap_where_one_of_them_has_no_figure(tmp_path):
+    runs = seeds_of(tmp_path, "dps")
+    runs[1].epochs[0]["accuracy"] = None
+    del runs[2].epochs[0]
+    axes = Figure().add_subplot()
+    plots._draw_bundles(axes, plots.bundled(runs), plots.PANELS[0])
+    (line,) = axes.lines
+    assert line.get_xdata().tolist() == [1, 2]
+    assert np.isnan(line.get_ydata()[0])
+    assert line.get_ydata()[1] == pytest.approx(np.mean(ACCURACY["dps"]))
+    assert len(axes.collections) == 1
 
 
 def test_what_all_names_of_a_picture_begin_with_is_left_out(tmp_path):

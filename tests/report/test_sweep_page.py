@@ -161,6 +161,13 @@ def test_a_page_says_what_failed_and_reloads_until_all_is_done(grid):
     assert {"accuracy-grid.png", "ece-grid.svg", "nll-grid.png", "pareto.png"} <= drawn
 
 
+def test_a_page_of_a_sweep_that_was_stopped_does_not_reload(grid):
+    publish(grid, ended=True)
+    page = (grid.local / "index.html").read_text()
+    assert '<meta http-equiv="refresh"' not in page and "1 waiting" in page
+    assert (grid.local / "figures").is_dir()
+
+
 def test_a_page_before_the_first_trial_ends(tmp_path):
     point = {"method.gamma": 0.9}
     folder = write_sweep(

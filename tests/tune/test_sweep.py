@@ -220,6 +220,9 @@ def test_optuna_goes_on_after_ctrl_c_with_what_it_tried_before_and_paths_are_our
         assert driver.wait(PATIENCE_S) == 130
         assert "stopped" in sweep.log.read_text() and "--resume" in sweep.log.read_text()
         assert "Traceback" not in sweep.log.read_text()
+        assert "running" not in sweep.statuses().values()
+        page = (sweep.folder / "index.html").read_text()
+        assert "running" not in page and 'http-equiv="refresh"' not in page
         before = [name for name, status in sweep.statuses().items() if status == "finished"]
         assert sweep.run("--resume") == 0
         found = sweep.table()
