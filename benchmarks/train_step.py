@@ -166,7 +166,8 @@ def start_up(data: Path, folder: Path) -> dict[str, float]:
                 if line.startswith(sign) and what not in moments:
                     moments[what] = time.monotonic() - began
     if process.returncode or len(moments) < len(signs):
-        sys.exit(f"dps train ended with {process.returncode}, after {', '.join(moments) or 'nothing'}")
+        seen = ", ".join(moments) or "nothing"
+        sys.exit(f"dps train ended with {process.returncode}, after {seen}")
     return moments
 
 

@@ -85,11 +85,12 @@ class _Files:
         if not ours or hashlib.sha256(rest).digest() != digest:
             return None
         stamp, data = pickle.loads(rest)
-        return data if stamp == (self.source, code) else None
+        return data if stamp == (self.source, self._made_for(where), code) else None
 
     def save(self, key: Any, data: Any) -> None:
         *where, code = key
-        path, rest = self._path(where), dumps(((self.source, code), data))
+        stamp = self.source, self._made_for(where), code
+        path, rest = self._path(where), dumps((stamp, data))
         unfinished = path.with_suffix(f".{uuid.uuid4().hex}.tmp")  # nodes have the same pids
         try:
             unfinished.touch(0o600)
@@ -98,6 +99,9 @@ class _Files:
         finally:
             unfinished.unlink(missing_ok=True)
 
+    def _made_for(self, where: Any) -> str:
+        return repr((self.options, *where))
+
     def _path(self, where: Any) -> Path:
-        named = hashlib.sha256(repr((self.options, *where)).encode()).hexdigest()[:16]
+        named = hashlib.sha256(self._made_for(where).encode()).hexdigest()[:16]
         return self.folder / f"{self.base}.{named}.nbc"

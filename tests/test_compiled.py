@@ -67,6 +67,16 @@ def test_other_options_are_other_code(source, folder):
     assert len(files(folder)) == 4
 
 
+def test_a_file_in_anothers_place_is_as_good_as_none(source, folder):
+    compiled(source)(3)
+    (of_int,) = files(folder)
+    compiled(source)(1.5)
+    (of_float,) = set(files(folder)) - {of_int}
+    of_float.write_bytes(of_int.read_bytes())
+    again = compiled(source)
+    assert again(1.5) == 3 and found(again) == (0, 1)
+
+
 def test_a_changed_source_is_compiled_again(source, folder):
     compiled(source)(1)
     thrice = compiled(source, TWICE.replace("2", "3"))

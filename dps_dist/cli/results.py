@@ -9,6 +9,11 @@ import typer
 from dps_dist.cli.base import app, console, examples, say
 from dps_dist.errors import InputError
 
+Checkpoint = Annotated[
+    Literal["newest", "best"],
+    typer.Option(help="Which one of a run: the best had the best accuracy while it was trained."),
+]
+
 
 @app.command(
     epilog=examples(
@@ -80,6 +85,7 @@ def evaluate(
             help="Tell images from those of a prepared folder with other classes (AUROC).",
         ),
     ] = None,
+    checkpoint: Checkpoint = "newest",
     out: Annotated[
         Path | None, typer.Option(help="Also write all of the table there, as JSON.")
     ] = None,
@@ -98,6 +104,7 @@ def evaluate(
             split=split,
             on=_pairs("--on", on),
             ood=_pairs("--ood", ood),
+            checkpoint=checkpoint,
             device="cuda" if torch.cuda.is_available() else "cpu",
             progress=lambda done, of: status.update(f"evaluating, batch {done} of {of}"),
         )
@@ -191,6 +198,7 @@ def audit(
 def export(
     run: Annotated[str, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Argument(help="A new folder.")],
+    checkpoint: Checkpoint = "newest",
     onnx: Annotated[bool, typer.Option("--onnx", help="Also model.onnx.")] = False,
     targets: Annotated[
         Literal["none", "probabilities", "top"],
@@ -202,5 +210,7 @@ def export(
     from dps_dist.train.export import export as export_run
 
     with console.status("exporting"):
-        written = export_run(run, out, onnx=onnx, targets=targets, top_k=top_k)
+        written = export_run(
+            run, out, checkpoint=checkpoint, onnx=onnx, targets=targets, top_k=top_k
+        )
     say(f"written to {written}: " + ", ".join(sorted(file.name for file in written.iterdir())))

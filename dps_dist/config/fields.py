@@ -12,9 +12,9 @@ HEAD = """# Fields
 
 Written by `python -m dps_dist.config.fields` from `dps_dist/config/sections.py`. Every field of a
 run can stand in a recipe or be given as `--set section.field=value`, where the value is YAML, as in
-`--set data.noise.rate=.4` or `--set 'augment.scale=[.2, 1]'`. Defaults are those of an empty recipe;
-`dps recipes show NAME` prints what a recipe makes of them. The fields of `method` are those of the
-method that `method.name` chooses: [methods.md](methods.md).
+`--set data.noise.rate=.4` or `--set 'augment.scale=[.2, 1]'`. Defaults are those of an empty
+recipe; `dps recipes show NAME` prints what a recipe makes of them. The fields of `method` are those
+of the method that `method.name` chooses: [methods.md](methods.md).
 """
 
 

@@ -1,21 +1,16 @@
 """A .beton mapped into memory, in place of FFCV's own reader of the same.
 
 FFCV's keeps Python sets of every sample's pages, which only its other cache reads (for ImageNet's
-1.3 million images some seconds and hundreds of megabytes in each loader of each rank), and edits
-one of numba's shared types, after which numba fails on functions that it compiled before.
-`loader.py` reads through it.
+1.3 million images some seconds and hundreds of megabytes in each loader of each rank). `loader.py`
+reads through it.
 """
 
 from typing import Any
 
-import numba as nb
 import numpy as np
 
 from dps_dist.data.ffcv import Compiler, OSCacheContext, OSCacheManager, Reader, loader_module
 from dps_dist.data.ffcv import Loader as FFCVLoader
-
-MAPPED = nb.types.Array(nb.uint8, 1, "C", readonly=True)
-STATE = nb.types.Tuple([MAPPED, nb.uint64[::1], nb.uint64[::1]])
 
 
 class MappedBeton(OSCacheManager):  # type: ignore[misc]
@@ -28,12 +23,9 @@ class MappedBeton(OSCacheManager):  # type: ignore[misc]
         self.sizes = reader.alloc_table["size"][by_place]
         self.context = OSCacheContext(self)
 
-    @property
-    def state_type(self) -> Any:
-        return STATE
-
     def compile_reader(self) -> None:
-        """None: `decode.py` reads by itself."""
+        """None: `decode.py` reads by itself. FFCV's edits one of numba's shared types, after which
+        numba fails on functions that it compiled before."""
 
 
 class MappedLoader(FFCVLoader):  # type: ignore[misc]

@@ -1,5 +1,7 @@
 """Calibration after training: temperature scaling (Guo et al., 2017)."""
 
+from math import nan
+
 import torch
 from torch import Tensor
 
@@ -28,5 +30,9 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
             log_t.grad = sums[1] / len(labels)
             return sums[0] / len(labels)
 
+    nll()
+    assert log_t.grad is not None
+    if not log_t.grad.isfinite():  # nor would it be in any of the search's looks
+        return nan
     search.step(nll)  # type: ignore[no-untyped-call]
     return min(max(float(log_t.detach().exp()), BOUNDS[0]), BOUNDS[1])

@@ -227,8 +227,9 @@ class Targets:
         shape = len(slots), self.prior.num_classes
         coded = torch.empty(shape, dtype=torch.float16, device=self.device, pin_memory=pin)
         torch.index_select(self._rows, 0, slots, out=coded)
-        visits = self._visits.index_select(0, slots)
-        return coded.to(device, non_blocking=pin), visits.to(device)
+        visits = torch.empty(len(slots), dtype=torch.uint16, device=self.device, pin_memory=pin)
+        torch.index_select(self._visits, 0, slots, out=visits)
+        return coded.to(device, non_blocking=pin), visits.to(device, non_blocking=pin)
 
     def _fetch(self, slots: Tensor, padded: bool, device: torch.device) -> tuple[Tensor, Tensor]:
         """Evidence float32 [B, K] and visits int32 [B] of the slots; 0 for slot -1."""

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -60,18 +60,20 @@ def evaluate(
     split: str | None = None,
     on: Mapping[str, str] | None = None,
     ood: Mapping[str, str] | None = None,
+    checkpoint: Literal["newest", "best"] = "newest",
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, of: None,
 ) -> list[Evaluation]:
     """Each run on its evaluation split (or another), and on further data.
 
+    checkpoint: "best" is the one with the best accuracy while it was trained.
     on: name → folder with the same classes, or with the .npy files of CIFAR-10-C or CIFAR-10-P.
     ood: name → prepared folder of images that belong to none of the classes.
     """
     once: dict[str, str] = {}
     for folder in folders:
         once.setdefault(Storage(folder).url, folder)
-    runs = [load(folder, device) for folder in once.values()]
+    runs = [load(folder, device, checkpoint) for folder in once.values()]
     shown = split_of(runs[0], split)
     for run in runs[1:]:
         _check_alike(runs[0], run, of_held_out=shown.only is not None)

@@ -27,6 +27,7 @@ def export(
     run: str | Path,
     out: str | Path,
     *,
+    checkpoint: Literal["newest", "best"] = "newest",
     onnx: bool = False,
     targets: Kind = "none",
     top_k: int = 10,
@@ -44,7 +45,7 @@ def export(
 
     out = Path(out).absolute()
     _check_asked(out, onnx, targets, top_k)
-    trained, storage = load(run), Storage(run)
+    trained, storage = load(run, checkpoint=checkpoint), Storage(run)
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with naming(out, made_as=partial):

@@ -10,7 +10,7 @@ Without a manifest a folder is what a killed save left, and not a checkpoint.
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -149,6 +149,12 @@ def listed(checkpoints: Storage) -> list[tuple[str, Found | DamagedError | Input
 def complete(storage: Storage) -> list[Found]:
     """The run's checkpoints, newest first, by their manifests only; damaged ones are left out."""
     return [one for _, one in listed(storage / FOLDER) if isinstance(one, Found)]
+
+
+def best_first(found: Iterable[Found]) -> list[Found]:
+    """Those whose accuracy was measured; of equal ones the earlier is the better."""
+    measured = [one for one in found if one.accuracy is not None]
+    return sorted(measured, key=lambda one: (-(one.accuracy or 0.0), one.moment.step))
 
 
 def newest_whole(

@@ -9,6 +9,7 @@ from dps_dist.train.manifest import (
     DamagedError,
     Found,
     attempt_of,
+    best_first,
     listed,
     step_of,
     verify,
@@ -65,9 +66,7 @@ class Pruning:
                 last.append(one.name)
         if not self.keep.keep_best:
             return set(last)
-        measured = [one for one in reversed(newest_first) if one.accuracy is not None]
-        best_first = sorted(measured, key=lambda one: -(one.accuracy or 0.0))  # ties: the earlier
-        best = next((one.name for one in best_first if self._is_whole(one)), None)
+        best = next((one.name for one in best_first(newest_first) if self._is_whole(one)), None)
         return {*last, best} if best else set(last)
 
     def _is_whole(self, one: Found) -> bool:

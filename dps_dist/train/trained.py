@@ -20,7 +20,7 @@ from dps_dist.errors import InputError
 from dps_dist.methods.base import Teacher
 from dps_dist.train.checkpoint import Opened, open_checkpoint
 from dps_dist.train.files import CONFIG
-from dps_dist.train.manifest import Moment, complete
+from dps_dist.train.manifest import Moment, best_first, complete
 from dps_dist.train.storage import Storage
 
 
@@ -66,12 +66,16 @@ def read_fields(storage: Storage) -> dict[str, Any]:
 
 
 def load(
-    folder: str | Path, device: torch.device | str = "cpu", checkpoint: str | None = None
+    folder: str | Path, device: torch.device | str = "cpu", checkpoint: str = "newest"
 ) -> Trained:
-    """The model of the run's newest checkpoint, or of a named one; its targets are not read."""
+    """The model of the run's newest checkpoint, its best one, or one that is named; its targets are
+    not read."""
     storage = Storage(folder)
     config = read_config(storage)
-    opened = _newest(storage) if checkpoint is None else _open(storage, checkpoint)
+    if checkpoint in ("newest", "best"):
+        opened = _whole(storage, best=checkpoint == "best")
+    else:
+        opened = _open(storage, checkpoint)
     state = opened.state
     weights = dict(state["model"])
     if state["ema"] is not None:
@@ -101,10 +105,14 @@ def placed(
     return model.to(device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
 
 
-def _newest(storage: Storage) -> Opened:
-    """The newest checkpoint whose state is whole, of a run that has finished an epoch."""
+def _whole(storage: Storage, best: bool) -> Opened:
+    """The newest or best checkpoint whose state is whole, of a run that has finished an epoch."""
+    checkpoints = complete(storage)
     failure = InputError(f"{storage} has no checkpoint: train it for an epoch first")
-    for found in complete(storage):
+    if best and checkpoints:
+        checkpoints = best_first(checkpoints)
+        failure = InputError(f"{storage} has no checkpoint that was evaluated: take the newest one")
+    for found in checkpoints:
         if found.moment.epoch < 1:
             raise unfinished(storage)
         try:

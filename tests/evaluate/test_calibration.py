@@ -7,6 +7,7 @@ from scipy.optimize import minimize_scalar
 from torch.nn import functional as F
 from torch.profiler import profile
 
+from dps_dist.evaluate import calibration, chunks
 from dps_dist.evaluate.calibration import BOUNDS, fit_temperature
 
 
@@ -84,3 +85,14 @@ def test_stays_within_bounds_where_every_prediction_is_right():
         found = fit_temperature(z, logits.argmax(1))
         assert BOUNDS[0] <= found <= BOUNDS[1]
         assert (z / found).softmax(1)[0, 0] == pytest.approx(likely, abs=0.01)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_have_none_and_are_looked_at_once(broken, monkeypatch):
+    logits, labels = drawn(2.0, n=50)
+    logits[7, 3] = broken
+    looks = []
+    monkeypatch.setattr(
+        calibration, "chunks", lambda *both: looks.append(both) or chunks.chunks(*both)
+    )
+    assert np.isnan(fit_temperature(logits, labels)) and len(looks) == 1

@@ -8,7 +8,8 @@ import torch
 
 from dps_dist.errors import InputError
 from dps_dist.train.checkpoint import open_checkpoint
-from dps_dist.train.manifest import FOLDER, Moment, complete
+from dps_dist.train.evaluation import evaluate
+from dps_dist.train.manifest import FOLDER, MANIFEST, Moment, complete, encode
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load
 from dps_dist.train.trained import teacher as teacher_of
@@ -24,6 +25,26 @@ def test_a_damaged_checkpoint_is_passed_over(teacher, tmp_path):
     weights = load(copy).model.state_dict()
     expected = open_checkpoint(Storage(copy), before.name, tmp_path).state["ema"]["parameters"]
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
+
+
+def test_the_best_checkpoint_is_the_one_with_the_best_accuracy(teacher, tmp_path):
+    run = shutil.copytree(teacher, tmp_path / "run")
+    newest, before = complete(Storage(run))[:2]
+
+    def measured(one, accuracy):
+        text = encode(one.moment, one.world_size, accuracy, one.files)
+        (run / FOLDER / one.name / MANIFEST).write_bytes(text)
+
+    for known, expected in (((0.4, 0.5), before), ((0.5, 0.5), before), ((0.5, None), newest)):
+        measured(newest, known[0])
+        measured(before, known[1])
+        assert load(run, checkpoint="best").moment == expected.moment
+        assert load(run).moment == newest.moment
+    (found,) = evaluate([str(run)], checkpoint="best")
+    assert found.report["epoch"] == newest.moment.epoch
+    measured(newest, None)
+    with pytest.raises(InputError, match="has no checkpoint that was evaluated: take the newest"):
+        load(run, checkpoint="best")
 
 
 def test_what_is_no_trained_run_is_refused(teacher, tmp_path):
