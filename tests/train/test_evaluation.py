@@ -55,7 +55,7 @@ def changed(run, copy, *settings):
     return copy
 
 
-def logits_of(folder, only=None, part="val", checkpoint=None):
+def logits_of(folder, only=None, part="val", checkpoint="newest"):
     """float64 [N, K], and the labels: by a loop of its own."""
     run = load(folder, checkpoint=checkpoint)
     held = manifests.read(run.config.data.path, part)
