@@ -11,7 +11,7 @@ from dps_dist.errors import InputError
 
 Checkpoint = Annotated[
     Literal["newest", "best"],
-    typer.Option(help="Which one of a run: the best had the best accuracy while it was trained."),
+    typer.Option(help="best: of those that the run kept, that with the best accuracy in training."),
 ]
 
 
@@ -90,8 +90,9 @@ def evaluate(
         Path | None, typer.Option(help="Also write all of the table there, as JSON.")
     ] = None,
 ) -> None:
-    """Every figure of trained runs, into RUN/evaluation.json; of several also their ensemble's, and
-    mean ± deviation if they differ only in seeds."""
+    """Every figure of trained runs, into RUN/evaluation.json (of the best checkpoint
+    evaluation-best.json); of several also their ensemble's, and mean ± deviation if they differ
+    only in seeds."""
     import torch
 
     from dps_dist.report import terminal, write_whole
@@ -119,9 +120,8 @@ def evaluate(
         of_all = {"ensemble": together} if together else {}
         of_all |= spread._asdict() if spread else {}
         write_whole(out, as_json({"runs": rows, **of_all}))
-    for one in found:  # last, as another's run may not be ours to write to
-        one.write()
-    written = [f"{folder}/{evaluation.JSON}" for folder in rows] + ([str(out)] if out else [])
+    # Last, as another's run may not be ours to write to
+    written = [f"{one.run.folder}/{one.write()}" for one in found] + ([str(out)] if out else [])
     say(f"written to {', '.join(written)}")
 
 
@@ -206,7 +206,8 @@ def export(
     ] = "none",
     top_k: Annotated[int, typer.Option(min=1, help="--targets top: how many.")] = 10,
 ) -> None:
-    """Weights as safetensors for plain torchvision, with a model card; ONNX, targets if asked."""
+    """Weights as safetensors for plain torchvision, with a model card; ONNX if asked, and targets,
+    which are always the newest."""
     from dps_dist.train.export import export as export_run
 
     with console.status("exporting"):

@@ -69,8 +69,12 @@ def start(sweep: "Sweep", out: str, name: str | None, resume: bool, concurrent: 
             touched.set()
             advanced(folder)
 
-        ray_tune.sweep(folder, concurrent, changed)
-    folder.put_back()
+        try:
+            ray_tune.sweep(folder, concurrent, changed)
+        except (FailedError, KeyboardInterrupt):
+            with suppress(Exception):  # what was met first tells
+                publish(folder.storage, ended=True)
+            raise
     results = publish(folder.storage, ended=True)
     console.print(best_cells(results))
     say(f"written to {folder.storage / PAGE} and {folder.storage / 'results.parquet'}")

@@ -52,15 +52,16 @@ def _section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _choices(field: FieldInfo) -> str:
-    """What may be given, where that is a list."""
+    """What may be given, where the type names it."""
     kinds = [field.annotation, *get_args(field.annotation)]
     found = [arg for kind in kinds if get_origin(kind) is Literal for arg in get_args(kind)]
-    return f"; one of {', '.join(found)}" if found else ""
+    how = "a list of any of" if get_origin(field.annotation) is tuple else "one of"
+    return f"; {how} {', '.join(found)}" if found else ""
 
 
 def _shown(default: Any) -> str:
     if isinstance(default, bool) or default is None:
-        return {True: "true", False: "false", None: "none"}[default]
+        return {True: "true", False: "false", None: "null"}[default]
     if isinstance(default, tuple):
         return f"[{', '.join(f'{one:.4g}' for one in default)}]"
     return str(default)

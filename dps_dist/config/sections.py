@@ -27,7 +27,7 @@ class Noise(Section):
     rate: Fraction = Field(0.0, description="share of the labels that is redrawn")
     seed: Count = Field(0, description="which labels are hit, apart from train.seed")
     mapping: dict[int, int] | None = Field(
-        None, description="asymmetric: class to class; none stands for the paper's CIFAR-10 pairs"
+        None, description="asymmetric: class to class; null stands for the paper's CIFAR-10 pairs"
     )
 
 
@@ -55,7 +55,7 @@ class Data(Section):
     max_per_worker: Positive | None = Field(
         None,
         description="images at once on a worker, more are accumulated over several passes; "
-        "none: a worker's share when none is missing",
+        "null: a worker's share when none is missing",
     )
     hold_out: Count = Field(
         0, description="training samples that are kept out, clean, for evaluation or calibration"
@@ -67,7 +67,7 @@ class Data(Section):
     drop_last: bool = Field(True, description="leave out the last, incomplete batch of an epoch")
     resolution: Pixels = Field(8, description="side of the training images in pixels")
     eval_resolution: Pixels | None = Field(
-        None, description="side of the evaluation images; none stands for data.resolution"
+        None, description="side of the evaluation images; null stands for data.resolution"
     )
     eval_crop: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
         1.0, description="share of the shorter side that evaluation's centre crop keeps"
@@ -122,7 +122,7 @@ class Augment(Section):
 class Model(Section):
     name: str = Field("small_cnn", description="a row of `dps_dist.models`")
     stem: Literal["3x3", "7x7"] | None = Field(
-        None, description="first convolution; 3x3 has stride 1 and no pooling; none: the model's"
+        None, description="first convolution; 3x3 has stride 1 and no pooling; null: the model's"
     )
     weights: str | None = Field(
         None, description="start from a file of weights or torchvision's, such as IMAGENET1K_V1"
@@ -182,7 +182,7 @@ class Evaluate(Section):
     )
     every_epochs: Positive = Field(1, description="evaluate after every so many epochs")
     batch_size: Positive | None = Field(
-        None, description="images at once over all workers; none: as many as in training"
+        None, description="images at once over all workers; null: as many as in training"
     )
 
 
@@ -195,7 +195,7 @@ class Launch(Section):
     cpus_per_worker: Above0 = Field(1.0, description="CPUs of a worker, and its threads")
     gpus_per_worker: AtLeast0 | None = Field(
         None,
-        description="GPUs of a worker, below 1 only for a single one; none: 1 if there are any",
+        description="GPUs of a worker, below 1 only for a single one; null: 1 if there are any",
     )
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
         "PACK", description="Ray's placement strategy for the workers"

@@ -17,6 +17,7 @@ from dps_dist.config import KD
 from dps_dist.errors import InputError, LostError
 from dps_dist.launch import tokens
 from dps_dist.recipes import files
+from dps_dist.recipes.compose import own_files
 
 # Ray leaves out what .gitignore names; these are large wherever they are
 EXCLUDED = (".git", ".venv", "*.beton", "runs", "sweeps", "mlruns", "wandb", "__pycache__")
@@ -55,16 +56,17 @@ def entrypoint(
                     "paths that all nodes see, or URLs such as s3://bucket/runs/a"
                 )
         if files.is_path(recipe):
-            recipe = _traveling(Path(recipe), working_dir)
+            recipe, *_ = [_traveling(file, working_dir) for file in own_files(recipe)]
     sets = [word for one in settings for word in ("--set", one)]
     return shlex.join(["dps", "train", *([recipe] if recipe else []), *sets, *options])
 
 
 def _traveling(file: Path, working_dir: Path) -> str:
     """A recipe's path in the working directory, which is where the job finds it."""
-    if not file.resolve().is_relative_to(working_dir.resolve()):
+    there = file.parent.resolve() / file.name  # if it is a link, what it leads to goes with the job
+    if not there.is_relative_to(working_dir.resolve()):
         raise InputError(f"{file} is outside of --working-dir, {working_dir}: move it in")
-    inside = file.resolve().relative_to(working_dir.resolve())
+    inside = there.relative_to(working_dir.resolve())
     if left_out := set(inside.parts) & set(EXCLUDED):
         raise InputError(
             f"{file} does not travel with a job, as it is in {left_out.pop()}: copy it elsewhere"

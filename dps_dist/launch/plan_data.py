@@ -56,9 +56,9 @@ def data_set(config: Config, samples: int | None = None, classes: int | None = N
         there = _prepared(folder, config.evaluate.split)
         if samples is None and classes is None:
             return there
-        size = (samples or there.samples) / there.samples
-        least, most = (size * bytes_ for bytes_ in there.beton)
         N, K = samples or there.samples, classes or there.classes
+        more = (N / there.samples - 1) * (folder / "train.beton").stat().st_size
+        least, most = (bytes_ + more for bytes_ in there.beton)
         return DataSet(N, K, there.evaluated, "as given", (least, most))
     # Class folders may hold anything: ImageNet is what lies in a folder of that name.
     name = re.sub(r"[-_]", "", folder.name.lower()) if source == "imagefolder" else source

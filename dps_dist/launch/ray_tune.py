@@ -63,7 +63,11 @@ def sweep(folder: Folder, concurrent: int | None, changed: Changed) -> None:
         most = concurrency(config.launch, nodes(), concurrent)
         create(folder)
         with folder.locked():
-            _fit(folder, config.launch, most, search, changed)
+            try:
+                _fit(folder, config.launch, most, search, changed)
+            finally:
+                with suppress(OSError):  # of a full disk, what was met first tells
+                    folder.put_back()
     except (TuneError, RayError) as error:  # Tune's own holds what our listener met, a full disk
         raise FailedError(
             f"the sweep cannot go on ({reason_of(error)}): when that is mended, the same command "

@@ -44,6 +44,16 @@ def fields_of(name: str) -> Fields:
         ) from None
 
 
+def own_files(name: str) -> list[Path]:
+    """The user's own files that a recipe is made of: its own, and what that extends by a relative
+    path. One that is named by its whole path is where it is on any machine."""
+    found = [Path(name)]
+    extends = str(_read(name).get("extends", ""))
+    if files.is_path(extends) and not Path(extends).is_absolute():
+        found += own_files(str(Path(name).parent / extends))
+    return found
+
+
 def description(name: str) -> str:
     if files.is_path(name):
         return str(_read(name).get("description", ""))

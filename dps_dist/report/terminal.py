@@ -75,7 +75,11 @@ def elsewhere(reports: Mapping[str, Report], spread: Spread | None = None) -> It
 
 
 def notes(reports: Mapping[str, Report]) -> Iterator[str]:
-    """What an evaluation had to do without, once where it is the same of several."""
+    """Which epoch the best checkpoint is of; what an evaluation had to do without, once where it is
+    the same of several."""
+    for folder, report in reports.items():
+        if report.get("checkpoint") == "best":
+            yield f"note: the best checkpoint of {folder} is that of epoch {report['epoch']}"
     for said in dict.fromkeys(report.get("left_out") for report in reports.values()):
         if said:
             yield f"note: {said}"

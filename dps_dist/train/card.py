@@ -8,7 +8,7 @@ from dps_dist.config import Config
 from dps_dist.data import manifest as manifests
 from dps_dist.data.loader import shows_whole
 from dps_dist.errors import InputError
-from dps_dist.train.evaluation import JSON, PRECISION, every_figure, numbers
+from dps_dist.train.evaluation import JSON, JSON_OF_BEST, PRECISION, every_figure, numbers
 from dps_dist.train.files import SUMMARY
 from dps_dist.train.state import MEASURED
 from dps_dist.train.storage import Storage
@@ -28,6 +28,11 @@ def card(trained: Trained, storage: Storage) -> str:
         f"{f'{done} of ' if done < epochs else ''}{epochs} epochs, batches of {data.batch_size}. "
         "`config.yaml` is the recipe: `dps train config.yaml` runs it again.",
     ]
+    if trained.checkpoint == "best":
+        parts.append(
+            f"Of the checkpoints that were kept this one had the best accuracy on "
+            f"{config.evaluate.split} in training, which flatters its figures there."
+        )
     if figures:
         rows = [f"| {name} | {value:.4g} |" for name, value in figures.items()]
         parts += ["## Figures", "\n".join([f"| {where} | |", "|---|---|", *rows])]
@@ -52,11 +57,12 @@ def _figures(storage: Storage, trained: Trained) -> tuple[dict[str, float], str]
 
     A run that went on has other weights than those that were measured.
     """
-    facts, summary = (_json(storage, name) for name in (JSON, SUMMARY))
     own, split = (trained.moment.epoch, trained.moment.position), trained.config.evaluate.split
-    if "figures" in facts and (facts.get("epoch"), facts.get("position")) == own:
-        where = f"{facts.get('split', split)}, in {facts.get('precision', PRECISION)}"
-        return every_figure(facts), where
+    for facts in (_json(storage, name) for name in (JSON, JSON_OF_BEST)):
+        if "figures" in facts and (facts.get("epoch"), facts.get("position")) == own:
+            where = f"{facts.get('split', split)}, in {facts.get('precision', PRECISION)}"
+            return every_figure(facts), where
+    summary = _json(storage, SUMMARY)
     at_end, amp = (summary.get("epochs"), 0) == own, trained.config.train.amp
     figures = numbers({key: summary.get(key) for key in MEASURED}) if at_end else {}
     return figures, f"{split}, in {PRECISION if amp == 'none' else amp}"

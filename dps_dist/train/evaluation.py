@@ -1,6 +1,7 @@
 """All figures of trained runs, and of their ensemble: what `dps evaluate` prints and writes.
 
-RUN/evaluation.json holds the figures, RUN/evaluation.npz the arrays that the report draws.
+RUN/evaluation.json holds the figures, RUN/evaluation.npz the arrays that the report draws; those of
+the best checkpoint are beside them, in files that the report does not read.
 """
 
 import io
@@ -26,6 +27,7 @@ from dps_dist.train.storage import Storage
 from dps_dist.train.trained import Trained, check_classes, load
 
 JSON, ARRAYS = "evaluation.json", "evaluation.npz"
+JSON_OF_BEST, ARRAYS_OF_BEST = "evaluation-best.json", "evaluation-best.npz"
 PRECISION = "float32"  # of the models here, whatever train.amp was while they were trained
 OF_TEMPERATURE = ("nll", "brier", "ece", "ece_10", "sce", "ace")  # what it changes
 
@@ -46,12 +48,15 @@ class Evaluation:
         figures: Figures = self.report["figures"]
         return figures
 
-    def write(self) -> None:
-        """Into the run's folder; each file is whole or not there."""
+    def write(self) -> str:
+        """Into the run's folder, each file whole or not there; the name of the figures' file."""
         held = io.BytesIO()
         np.savez_compressed(held, allow_pickle=False, **self.arrays)
-        self.run.storage.write(ARRAYS, held.getvalue())
-        self.run.storage.write(JSON, as_json(self.report))
+        best = self.run.checkpoint == "best"
+        name, arrays = (JSON_OF_BEST, ARRAYS_OF_BEST) if best else (JSON, ARRAYS)
+        self.run.storage.write(arrays, held.getvalue())
+        self.run.storage.write(name, as_json(self.report))
+        return name
 
 
 def evaluate(
@@ -66,7 +71,7 @@ def evaluate(
 ) -> list[Evaluation]:
     """Each run on its evaluation split (or another), and on further data.
 
-    checkpoint: "best" is the one with the best accuracy while it was trained.
+    checkpoint: "best" is the one with the best accuracy in training of those that the run kept.
     on: name → folder with the same classes, or with the .npy files of CIFAR-10-C or CIFAR-10-P.
     ood: name → prepared folder of images that belong to none of the classes.
     """
@@ -137,6 +142,7 @@ def _of_run(
     counted = measured(*predicted)
     report: dict[str, Any] = {
         "run": run.name,
+        "checkpoint": run.checkpoint,
         "epoch": run.moment.epoch,
         "position": run.moment.position,
         "split": split or run.config.evaluate.split,

@@ -39,7 +39,8 @@ def export(
     targets.parquet    with `targets`: the target of each sample that was trained on
     config.yaml, README.md: the run's configuration, and a card
 
-    targets: "probabilities", all K of them; "top", the `top_k` largest with their classes.
+    targets: "probabilities", all K of them; "top", the `top_k` largest with their classes. They are
+    always the newest that the run has.
     """
     from safetensors.torch import save  # not its save_file: a full disk is no OSError there
 

@@ -29,6 +29,7 @@ class Trained:
     """A run's configuration, and its (averaged) model, ready to predict.
 
     folder: as it was given, a URL without its secrets.
+    checkpoint: as it was asked for, "newest", "best" or its name.
     data: what is known of the data that it was trained on, as `state.py` saves it.
     """
 
@@ -38,6 +39,7 @@ class Trained:
     model: models.Classifier
     data: dict[str, int]
     moment: Moment
+    checkpoint: str
 
     @property
     def name(self) -> str:
@@ -68,8 +70,8 @@ def read_fields(storage: Storage) -> dict[str, Any]:
 def load(
     folder: str | Path, device: torch.device | str = "cpu", checkpoint: str = "newest"
 ) -> Trained:
-    """The model of the run's newest checkpoint, its best one, or one that is named; its targets are
-    not read."""
+    """The model of the run's newest checkpoint, of the best of those that it kept ("best"), or of
+    one that is named; its targets are not read."""
     storage = Storage(folder)
     config = read_config(storage)
     if checkpoint in ("newest", "best"):
@@ -94,7 +96,7 @@ def load(
         ) from None
     model = placed(model, config, device).eval().requires_grad_(False)
     shown = str(folder if storage.local else storage)
-    return Trained(storage, shown, config, model, state["data"], opened.moment)
+    return Trained(storage, shown, config, model, state["data"], opened.moment, checkpoint)
 
 
 def placed(
@@ -106,11 +108,14 @@ def placed(
 
 
 def _whole(storage: Storage, best: bool) -> Opened:
-    """The newest or best checkpoint whose state is whole, of a run that has finished an epoch."""
+    """The newest checkpoint whose state is whole, or the best, of a run that has finished an epoch.
+
+    There is but one best: if it is damaged, no other one stands for it.
+    """
     checkpoints = complete(storage)
     failure = InputError(f"{storage} has no checkpoint: train it for an epoch first")
     if best and checkpoints:
-        checkpoints = best_first(checkpoints)
+        checkpoints = best_first(checkpoints)[:1]
         failure = InputError(f"{storage} has no checkpoint that was evaluated: take the newest one")
     for found in checkpoints:
         if found.moment.epoch < 1:

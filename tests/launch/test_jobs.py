@@ -233,6 +233,29 @@ def test_a_recipe_travels_only_inside_the_working_directory(tmp_path, monkeypatc
     assert command == "dps train in/my.yaml"
 
 
+def test_what_a_recipe_extends_travels_with_it_or_is_named_in_full(tmp_path):
+    here = tmp_path / "in"
+    for folder in (here / "runs", tmp_path / "out"):
+        folder.mkdir(parents=True)
+    for base in (here / "base.yaml", here / "runs" / "base.yaml", tmp_path / "out" / "base.yaml"):
+        base.write_text("extends: digits\ndata: {path: /data/digits}\n")
+    recipe = here / "my.yaml"
+    for extends, refused in (
+        ("base.yaml", None),
+        (str(tmp_path / "out" / "base.yaml"), None),
+        ("../out/base.yaml", r"out/base.yaml is outside of --working-dir"),
+        ("runs/base.yaml", "runs/base.yaml does not travel with a job, as it is in runs"),
+    ):
+        recipe.write_text(f"extends: {extends}\n")
+        if refused:
+            with pytest.raises(InputError, match=refused):
+                jobs.entrypoint(str(recipe), (), [], "/runs", here)
+        else:
+            assert jobs.entrypoint(str(recipe), (), [], "/runs", here) == "dps train my.yaml"
+    (here / "link.yaml").symlink_to(tmp_path / "out" / "base.yaml")  # Ray packs what it leads to
+    assert jobs.entrypoint(str(here / "link.yaml"), (), [], "/runs", here) == "dps train link.yaml"
+
+
 def test_a_recipe_in_a_folder_that_is_left_out_does_not_travel(tmp_path):
     run = tmp_path / "runs" / "first"
     run.mkdir(parents=True)

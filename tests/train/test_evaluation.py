@@ -465,6 +465,16 @@ def run_command(monkeypatch, *words):
     return ended.value.code or 0
 
 
+def test_the_command_says_which_epoch_was_the_best(teacher, tmp_path, monkeypatch, capsys):
+    run = shutil.copytree(teacher, tmp_path / "run")
+    assert run_command(monkeypatch, run, "--checkpoint", "best") == 0
+    report = json.loads((run / "evaluation-best.json").read_text())
+    printed = capsys.readouterr().out
+    assert f"note: the best checkpoint of {run} is that of epoch {report['epoch']}" in printed
+    assert f"written to {run}/evaluation-best.json" in printed
+    assert report["epoch"] == load(run, checkpoint="best").moment.epoch
+
+
 def test_the_command_prints_and_writes(teacher, other, digits, tmp_path, monkeypatch, capsys):
     runs = [tmp_path / "a", tmp_path / "b"]
     for source, copy in zip((teacher, other), runs, strict=True):

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dps_dist.errors import InputError
 from dps_dist.train.checkpoint import open_checkpoint
 from dps_dist.train.evaluation import evaluate
+from dps_dist.train.export import export
 from dps_dist.train.manifest import FOLDER, MANIFEST, Moment, complete, encode
 from dps_dist.train.storage import Storage
 from dps_dist.train.trained import load
@@ -40,10 +42,24 @@ def test_the_best_checkpoint_is_the_one_with_the_best_accuracy(teacher, tmp_path
         measured(before, known[1])
         assert load(run, checkpoint="best").moment == expected.moment
         assert load(run).moment == newest.moment
-    (found,) = evaluate([str(run)], checkpoint="best")
-    assert found.report["epoch"] == newest.moment.epoch
     measured(newest, None)
     with pytest.raises(InputError, match="has no checkpoint that was evaluated: take the newest"):
+        load(run, checkpoint="best")
+    measured(before, 0.5)
+    (found,) = evaluate([str(run)], checkpoint="best")
+    assert found.report["epoch"] == before.moment.epoch != newest.moment.epoch
+    assert found.write() == "evaluation-best.json"
+    assert not (run / "evaluation.json").exists()  # the report shows that as the run's own
+    exported = export(run, tmp_path / "out", checkpoint="best")
+    weights = load_file(exported / "model.safetensors")
+    expected = load(run, checkpoint="best").model.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    card = (exported / "README.md").read_text()
+    assert "this one had the best accuracy on val" in card
+    assert f"| accuracy | {found.figures['accuracy']:.4g} |" in card
+    state = run / FOLDER / before.name / "state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+    with pytest.raises(InputError, match="damaged"):
         load(run, checkpoint="best")
 
 

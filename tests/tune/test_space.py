@@ -364,17 +364,21 @@ def test_a_trial_on_a_full_disk_is_refused_in_a_sentence(digits, small_disk, mon
     ],
 )
 def test_what_ends_tune_is_said_in_a_sentence(digits, tmp_path, monkeypatch, error):
-    def fails(*_):
+    def fails(folder, *_):
+        folder.note("one", Trial({"method.c": 9}, "running"))
         raise error
 
     monkeypatch.setattr(ray_tune, "connect", lambda: False)
     monkeypatch.setattr(ray_tune, "nodes", lambda: [{"CPU": 2.0}])
     monkeypatch.setattr(ray_tune, "_fit", fails)
     asked = checked(Sweep("digits", {"method.c": [9]}, (f"data.path={digits}",)))
-    folder = open_folder(asked, str(tmp_path), "one", resume=False)
     sentence = r"^the sweep cannot go on \(OSError: No .*'\): .* --name one --resume does$"
     with pytest.raises(FailedError, match=sentence):
-        ray_tune.sweep(folder, None, lambda folder: None)
+        start(asked, str(tmp_path), "one", False, None)
+    (trial,) = json.loads((tmp_path / "one" / "trials.json").read_text()).values()
+    assert trial["status"] == "waiting"
+    page = (tmp_path / "one" / "index.html").read_text()
+    assert "running" not in page and 'http-equiv="refresh"' not in page
 
 
 @pytest.mark.parametrize("file", ["sweep.yaml", "trials.json"])
