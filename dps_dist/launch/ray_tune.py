@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.air._internal import usage
 from ray.exceptions import RayError
 from ray.tune import TuneError
 from ray.tune.experiment import Trial as TuneTrial
@@ -95,6 +96,8 @@ def _fit(folder: Folder, launch: Launch, most: int, search: Any, changed: Change
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints, however quiet it is told
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # of a refused trial
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it speaks of restoring its own way
+    # To tell its own callbacks from ours it imports wandb and MLflow where they are, for seconds
+    usage.tag_callbacks = lambda callbacks: False
     asked, alone = folder.sweep, launch.worker_range == (1, 1)
     points = [] if search else _to_run(folder)
     if not points and not search:

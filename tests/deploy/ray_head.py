@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from tests.launch.training import ELSEWHERE, OWN_RAY, PATIENCE_S
+from tests.launch.training import ELSEWHERE, OWN_RAY, PATIENCE_S, kill, processes_of
 
 RAY = Path(sys.executable).parent / "ray"
 PORTS = ("port", "dashboard-port", "ray-client-server-port", "dashboard-agent-listen-port")
@@ -54,11 +53,8 @@ def head(home: Path, path: str, tls: Mapping[str, str]) -> Iterator[Head]:
             _wait_for(address, process, home / "head.log")
             yield Head(address, f"127.0.0.1:{ports['port']}", env)
         finally:
-            process.terminate()  # with --block it ends all that it started
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+            kill(processes_of(process.pid))
+            process.wait()
 
 
 def free_ports() -> dict[str, int]:
