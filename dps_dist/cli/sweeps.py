@@ -63,18 +63,18 @@ def start(sweep: "Sweep", out: str, name: str | None, resume: bool, concurrent: 
     if resume and name is None:
         raise InputError("--resume needs the --name of the sweep that is to be continued")
     folder = open_folder(checked(sweep), out, name or default_name(Path(sweep.recipe).stem), resume)
-    with _publishing(folder.storage) as touched, _progress(folder) as advanced:
+    try:
+        with _publishing(folder.storage) as touched, _progress(folder) as advanced:
 
-        def changed(folder: "Folder") -> None:
-            touched.set()
-            advanced(folder)
+            def changed(folder: "Folder") -> None:
+                touched.set()
+                advanced(folder)
 
-        try:
             ray_tune.sweep(folder, concurrent, changed)
-        except (FailedError, KeyboardInterrupt):
-            with suppress(Exception):  # what was met first tells
-                publish(folder.storage, ended=True)
-            raise
+    except (FailedError, KeyboardInterrupt):
+        with suppress(Exception):  # what was met first tells
+            publish(folder.storage, ended=True)
+        raise
     results = publish(folder.storage, ended=True)
     console.print(best_cells(results))
     say(f"written to {folder.storage / PAGE} and {folder.storage / 'results.parquet'}")
